@@ -1,0 +1,100 @@
+/* base/status.c - the error trace of a thread, and how a program ends on one. */
+#include "base/dt_status.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum { TRACE_BYTES = 4096, PATIENCE_MS = 700 };
+
+static _Thread_local struct {
+    char text[TRACE_BYTES];
+    int length;
+    int rank, nranks;
+    void (*end_job)(int exit_status);
+} context;
+
+const char *dt_status_string(dt_status st)
+{
+    static const char *const text[] = {
+#define X(name, text) [DT_##name] = (text),
+        DT_STATUS_TABLE(X)
+#undef X
+    };
+    return (int)st >= 0 && (int)st < DT_COUNT(text) ? text[st] : "unknown status";
+}
+
+const char *dt_error_trace(void)
+{
+    return context.text;
+}
+
+void dt_error_clear(void)
+{
+    context.length = 0;
+    context.text[0] = '\0';
+}
+
+/* What does not fit is dropped: a long trace keeps its first, deepest lines. */
+DT_PRINTF(1, 0)
+static void append_list(const char *fmt, va_list args)
+{
+    const int room = TRACE_BYTES - context.length;
+    const int n = vsnprintf(context.text + context.length, (size_t)room, fmt, args);
+    context.length += n < 0 ? 0 : n < room ? n : room - 1;
+}
+
+DT_PRINTF(1, 2)
+static void append(const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    append_list(fmt, args);
+    va_end(args);
+}
+
+dt_status dt_error_set(dt_status st, const char *file, int line, const char *func, const char *fmt,
+                       ...)
+{
+    /* The message may quote the trace itself: print it before the trace is cleared. */
+    char message[TRACE_BYTES / 2];
+    va_list args;
+    va_start(args, fmt);
+    (void)vsnprintf(message, sizeof message, fmt, args);
+    va_end(args);
+    dt_error_clear();
+    append("%s:%d %s: %s (%s)\n", file, line, func, message, dt_status_string(st));
+    return st;
+}
+
+dt_status dt_error_push(dt_status st, const char *file, int line, const char *func)
+{
+    append("  from %s:%d %s\n", file, line, func);
+    return st;
+}
+
+void dt_error_context(int rank, int nranks, void (*end_job)(int exit_status))
+{
+    context.rank = rank;
+    context.nranks = nranks;
+    context.end_job = end_job;
+}
+
+void dt_die(dt_status st, const char *file, int line)
+{
+    dt_error_push(st, file, line, "main");
+    if (context.rank > 0) {
+        const struct timespec patience = {.tv_nsec = PATIENCE_MS * 1000000L};
+        (void)nanosleep(&patience, NULL);
+    }
+    if (context.nranks > 1)
+        (void)fprintf(stderr, "\nrank %d of %d failed: %s", context.rank, context.nranks,
+                      context.text);
+    else
+        (void)fprintf(stderr, "\nfailed: %s", context.text);
+    (void)fflush(NULL);
+    if (context.end_job)
+        context.end_job(EXIT_FAILURE);
+    exit(EXIT_FAILURE);
+}

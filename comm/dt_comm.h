@@ -1,0 +1,163 @@
+/* comm/dt_comm.h - worlds (who the ranks are) and communicators (what moves bytes between them).
+ *
+ * A world has ranks 0..size-1 on one backend. A communicator is an ordered list of ranks and a channel; it
+ * is one FIFO, executed in host program order. Calls are nonblocking: each gives a dt_work; only dt_work_wait
+ * and names with _sync block. All calls on a world come from one thread (the rank's).
+ *
+ * Backends agree bit for bit: they only move bytes, and every sum is done here, in rank order, in f32 (f64
+ * for f64): reduce-scatter = all-to-all of chunks + local sum; all-reduce = that + all-gather.
+ * Read next: mesh/dt_mesh.h. */
+#pragma once
+
+#include "array/dt_array.h"
+#include "base/dt_trace.h"
+
+typedef struct dt_world dt_world;
+typedef struct dt_comm dt_comm;
+typedef struct dt_work dt_work;
+
+#define DT_BACKEND_TABLE(X) \
+    X(AUTO, "auto")         \
+    X(SELF, "self")         \
+    X(THREADS, "threads")   \
+    X(MPI, "mpi")           \
+    X(FAKE, "fake")
+
+typedef enum dt_backend {
+#define X(name, text) DT_BACKEND_##name,
+    DT_BACKEND_TABLE(X)
+#undef X
+} dt_backend;
+
+typedef struct dt_world_options {
+    dt_backend backend;  /* AUTO: mpi when launched by mpirun or srun, else self */
+    int fake_rank, fake_size;  /* FAKE: which rank of how many this process plays */
+    double timeout_s;    /* of every wait; 0: 300 */
+    int64_t piece;       /* most elements moved by one call of the backend; 0: 2^28 */
+    dt_trace *trace;     /* borrowed; NULL: none */
+    dt_heap_options heap;
+} dt_world_options;
+
+/* dt_world_create - join the world this process was launched in.
+ * Environment, read once: DT_EXPLAIN=1, DT_CHECK=collective,replicas (comma list), DT_FAULT=name,...
+ * Collective: all ranks.   Blocks: yes.   Errors: DT_ERR_UNSUPPORTED when the backend is not built. */
+DT_NODISCARD dt_status dt_world_create(const dt_world_options *options, dt_world **world_out);
+/* Collective. Accepts NULL. Ends MPI only if dt_world_create started it. */
+void dt_world_destroy(dt_world **world);
+
+/* dt_world_run_threads - run `body(world, arg)` on nranks threads of this process, each a rank of one world.
+ * Returns when all have returned: the status of the lowest rank that failed, with its trace.
+ * A rank that returns a failure makes the waits of the others fail at once, so nobody hangs. */
+typedef dt_status (*dt_rank_body)(dt_world *world, void *arg);
+DT_NODISCARD dt_status dt_world_run_threads(int nranks, const dt_world_options *options,
+                                            dt_rank_body body, void *arg);
+
+int dt_world_rank(const dt_world *world);
+int dt_world_size(const dt_world *world);
+dt_backend dt_world_backend(const dt_world *world);
+dt_trace *dt_world_trace(const dt_world *world);
+void dt_world_set_trace(dt_world *world, dt_trace *trace);
+/* The world's heap on a device, created on first use; lives as long as the world. */
+DT_NODISCARD dt_status dt_world_heap(dt_world *world, dt_device device, dt_heap **heap_out);
+
+/* Switches from the environment (and setters, for tests). `fault` is true for each name in DT_FAULT. */
+bool dt_world_explain(const dt_world *world);
+void dt_world_set_explain(dt_world *world, bool on);
+bool dt_world_check(const dt_world *world, const char *what);
+bool dt_world_fault(const dt_world *world, const char *name);
+void dt_world_set_fault(dt_world *world, const char *names); /* comma list; "" none */
+
+/* ---- communicators ---- */
+
+/* dt_comm_create - a communicator over `ranks` (world ranks, in this order) and a channel 0..3.
+ * Same ranks and channel give the same communicator (counted references). nranks 1 costs nothing.
+ * Collective: over `ranks`, in the same order everywhere; never inside a step.   Blocks: yes. */
+DT_NODISCARD dt_status dt_comm_create(dt_world *world, const int *ranks, int nranks, int channel,
+                                      dt_comm **comm_out);
+void dt_comm_destroy(dt_comm **comm);
+int dt_comm_rank(const dt_comm *comm); /* mine in it, -1 if I am not a member */
+int dt_comm_size(const dt_comm *comm);
+int dt_world_comms_created(const dt_world *world); /* communicators of size > 1 made so far (tests) */
+
+/* One tensor's part in a collective. Counts are elements per rank of the communicator, in its order, copied by
+ * the call; NULL means even (count / size). Arrays are contiguous; in and out hold the pieces one after the
+ * other in rank order. The work holds references to the storages until it is waited for.
+ *                    in                       out                      counts used
+ *   all_gather       my piece                 all pieces               recv (recv[me] = mine)
+ *   reduce_scatter   all pieces, my terms     my piece, summed         send (send[me] = mine)
+ *   all_reduce       my terms                 sums (may be in)         none
+ *   all_to_all       pieces for each rank     pieces from each rank    send and recv
+ *   broadcast        root's array             everybody's (may be in)  none */
+typedef struct dt_part {
+    const dt_array *in;
+    dt_array *out;
+    const int64_t *send, *recv;
+} dt_part;
+
+/* Coalesced list forms: n parts are one call and one count. `label` (module path, copied) shows in DT_EXPLAIN,
+ * traces and time-outs. An error (wrong counts, not a member) is returned at the call, on every rank alike.
+ * Cost: all_gather and reduce_scatter move (k-1)/k of the whole, all_reduce twice that, all_to_all (k-1)/k. */
+DT_NODISCARD dt_status dt_all_gather(dt_comm *comm, int n, const dt_part *part, const char *label,
+                                     dt_work **work_out);
+DT_NODISCARD dt_status dt_reduce_scatter(dt_comm *comm, int n, const dt_part *part,
+                                         const char *label, dt_work **work_out);
+DT_NODISCARD dt_status dt_all_reduce(dt_comm *comm, int n, const dt_part *part, dt_reduce op,
+                                     const char *label, dt_work **work_out);
+DT_NODISCARD dt_status dt_all_to_all(dt_comm *comm, int n, const dt_part *part, const char *label,
+                                     dt_work **work_out);
+DT_NODISCARD dt_status dt_broadcast(dt_comm *comm, int root, int n, const dt_part *part,
+                                    const char *label, dt_work **work_out);
+/* Point to point; matched in order per pair and communicator. */
+DT_NODISCARD dt_status dt_send(dt_comm *comm, int to, int n, const dt_array *const *arrays,
+                               const char *label, dt_work **work_out);
+DT_NODISCARD dt_status dt_recv(dt_comm *comm, int from, int n, dt_array *const *arrays,
+                               const char *label, dt_work **work_out);
+DT_NODISCARD dt_status dt_barrier(dt_comm *comm, const char *label, dt_work **work_out);
+
+/* Wait and free; *work becomes NULL. Accepts NULL. May run queued work on the calling thread instead of waking
+ * a worker. Blocks: yes. Errors: DT_ERR_TIMEOUT names the call, its sequence number and the ranks that have not
+ * arrived; DT_ERR_COMM when a peer failed. */
+DT_NODISCARD dt_status dt_work_wait(dt_work **work);
+
+/* Host values, for set-up and scalars: blocking. */
+DT_NODISCARD dt_status dt_all_reduce_f64_sync(dt_comm *comm, double *value, int n, dt_reduce op);
+DT_NODISCARD dt_status dt_all_reduce_i64_sync(dt_comm *comm, int64_t *value, int n, dt_reduce op);
+/* DT_OK on all ranks, or on every rank the failure of the lowest rank that has one, its message included. */
+DT_NODISCARD dt_status dt_world_agree_sync(dt_world *world, dt_status st);
+/* The communicator of all ranks of the world, channel 0; borrowed. */
+dt_comm *dt_world_comm(dt_world *world);
+
+/* ---- counters ---- */
+
+#define DT_CALL_TABLE(X)                 \
+    X(ALL_GATHER, "all-gather")          \
+    X(REDUCE_SCATTER, "reduce-scatter")  \
+    X(ALL_REDUCE, "all-reduce")          \
+    X(ALL_TO_ALL, "all-to-all")          \
+    X(BROADCAST, "broadcast")            \
+    X(SEND, "send")                      \
+    X(RECV, "recv")                      \
+    X(BARRIER, "barrier")
+
+typedef enum dt_call {
+#define X(name, text) DT_CALL_##name,
+    DT_CALL_TABLE(X)
+#undef X
+    DT_NCALLS
+} dt_call;
+
+const char *dt_call_name(dt_call kind);
+
+/* Calls (size-1 communicators and the _sync host values are not counted) and payload bytes that this rank
+ * sends, by the cost formulas above. */
+typedef struct dt_counts {
+    int64_t calls[DT_NCALLS];
+    int64_t bytes[DT_NCALLS];
+    int64_t total_calls, total_bytes;
+} dt_counts;
+
+dt_counts dt_world_counts(const dt_world *world); /* all communicators together */
+dt_counts dt_comm_counts(const dt_comm *comm);
+void dt_world_reset_counts(dt_world *world);
+/* The last calls of this rank, newest last: sequence number, kind, label, bytes, state. */
+void dt_world_print_ring(const dt_world *world, void (*print)(void *arg, const char *line), void *arg);

@@ -1,0 +1,56 @@
+/* tests/harness.c - see tests/harness.h. */
+#include "tests/harness.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+dt_status test_expect(dt_status got, dt_status want, const char *text, const char *call)
+{
+    DT_REQUIRE(got == want, DT_ERR_STATE, "%s gave '%s', wanted '%s': %s", call, dt_status_string(got),
+               dt_status_string(want), dt_error_trace());
+    DT_REQUIRE(want == DT_OK || strstr(dt_error_trace(), text), DT_ERR_STATE,
+               "%s: message lacks '%s': %s", call, text, dt_error_trace());
+    dt_error_clear();
+    return DT_OK;
+}
+
+void test_ranks_with(int nranks, const dt_world_options *options, dt_rank_body body, void *arg)
+{
+    const dt_status st = dt_world_run_threads(nranks, options, body, arg);
+    ck_assert_msg(st == DT_OK, "%d ranks: %s", nranks, dt_error_trace());
+}
+
+void test_ranks(int nranks, dt_rank_body body, void *arg)
+{
+    test_ranks_with(nranks, NULL, body, arg);
+}
+
+int test_main(Suite *suite)
+{
+    SRunner *runner = srunner_create(suite);
+    srunner_set_fork_status(runner, CK_NOFORK);
+    srunner_run_all(runner, CK_NORMAL);
+    const int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+double test_max_diff(const float *a, const float *b, int64_t n)
+{
+    double worst = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const double diff = fabs((double)a[i] - (double)b[i]);
+        if (!(diff <= worst)) /* also for NaN */
+            worst = diff;
+    }
+    return worst;
+}
+
+double test_max_abs(const float *b, int64_t n)
+{
+    double worst = 0;
+    for (int64_t i = 0; i < n; i++)
+        worst = fmax(worst, fabs((double)b[i]));
+    return worst;
+}
