@@ -1,4 +1,4 @@
-/* placements/dt_layout.h - where a global tensor lives on a mesh: pure arithmetic, no communication.
+/* placements/dt_layout.h - where a global tensor lives on a mesh. Pure arithmetic.
  *
  * Words: an AXIS is a mesh axis, a DIM is a tensor dimension. On each axis a tensor is
  *     R      replicated: the ranks of the axis hold equal local arrays
@@ -46,9 +46,10 @@ int dt_grid_rank(const dt_grid *grid, const int coord[DT_MAX_AXES]);
 /* Everything R. */
 dt_layout dt_layout_replicated(const dt_grid *grid, dt_shape shape);
 
-/* dt_layout_parse - from text such as "S(0)@tp>dp, P@cp"; with or without [ ]; axes not named are R.
- * Negative dims count from the end. "S(1)@dp, S(1)@tp" nests in the order written.
- * Errors: DT_ERR_PLACEMENT for an unknown axis, an axis named twice, a dim out of range. */
+/* dt_layout_parse - from text such as "S(0)@tp>dp, P@cp"; with or without [ ].
+ * Axes not named are R. Negative dims count from the end. "S(1)@dp, S(1)@tp" nests as written.
+ * Errors: DT_ERR_PLACEMENT for an unknown axis, an axis named twice, a dim out of range, and any
+ * text that is no layout (the message says what was expected where). */
 DT_NODISCARD dt_status dt_layout_parse(const dt_grid *grid, dt_shape shape, const char *text,
                                        dt_layout *layout_out);
 /* "[S(0)@tp>dp, P@cp]", "[R]" when all axes are R. Parses back to the same layout. Returns buf. */
@@ -58,10 +59,11 @@ const char *dt_layout_print(const dt_layout *layout, char *buf, size_t size_byte
 dt_placement dt_layout_at(const dt_layout *layout, int axis);
 bool dt_layout_equal(const dt_layout *a, const dt_layout *b);
 uint64_t dt_layout_hash(const dt_layout *layout);
-/* Errors: DT_ERR_PLACEMENT says what is wrong (axis twice, dim out of range, nonzero unused field). */
+/* Errors: DT_ERR_PLACEMENT: axis placed twice, dim out of range, nonzero unused field ... */
 DT_NODISCARD dt_status dt_layout_check(const dt_layout *layout);
 
-/* Edits on values. `shard` appends the axis as the innermost split of the dim; `clear` makes the axis R. */
+/* Edits on values. `shard` appends the axis (it is R) as the innermost split of the dim; `clear`
+ * makes the axis R. */
 void dt_layout_shard(dt_layout *layout, int axis, int dim);
 void dt_layout_clear(dt_layout *layout, int axis);
 /* Position of an axis in the order of the dim it shards, 0 = outermost; -1 if it shards none. */
@@ -70,8 +72,8 @@ int dt_layout_depth(const dt_layout *layout, int axis);
 dt_layout dt_layout_dual(const dt_layout *layout);
 
 /* The part of dim `dim` owned by the rank at `coord`: [lo, hi). */
-void dt_layout_range(const dt_layout *layout, int dim, const int coord[DT_MAX_AXES], int64_t *lo_out,
-                     int64_t *hi_out);
+void dt_layout_range(const dt_layout *layout, int dim, const int coord[DT_MAX_AXES],
+                     int64_t *lo_out, int64_t *hi_out);
 /* Local shape of the rank at `coord`, and (if not NULL) the global index of its first element. */
 dt_shape dt_layout_local(const dt_layout *layout, const int coord[DT_MAX_AXES],
                          int64_t offset_out[DT_MAX_DIMS]);
