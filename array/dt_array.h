@@ -1,27 +1,27 @@
 /* array/dt_array.h - a local n-d array on one device, and the heap it lives in.
  *
- * Arrays are always contiguous and row-major. A dt_array is a small value that holds one reference to its
- * storage: copy it with dt_array_share, give it back with dt_array_release. Reference counts and heaps are
- * not thread-safe: they belong to the thread of the rank; workers touch only the bytes.
- * Read next: array/dt_kernels.h. */
+ * Arrays are always contiguous and row-major. A dt_array is a small value that holds one reference
+ * to its storage: copy it with dt_array_share, give it back with dt_array_release. Reference counts
+ * and heaps are not thread-safe: they belong to the thread of the rank; workers touch only the
+ * bytes. Read next: array/dt_kernels.h. */
 #pragma once
 
 #include "base/dt_types.h"
 
 /* What memory is for; every allocation names one. */
-#define DT_TAG_TABLE(X)        \
-    X(PARAMETER, "parameter")  \
-    X(GRADIENT, "gradient")    \
+#define DT_TAG_TABLE(X)         \
+    X(PARAMETER, "parameter")   \
+    X(GRADIENT, "gradient")     \
     X(ACTIVATION, "activation") \
-    X(OPTIMIZER, "optimizer")  \
-    X(COMM, "comm")            \
+    X(OPTIMIZER, "optimizer")   \
+    X(COMM, "comm")             \
     X(WORKSPACE, "workspace")
 
 typedef enum dt_tag {
 #define X(name, text) DT_TAG_##name,
     DT_TAG_TABLE(X)
 #undef X
-    DT_NTAGS
+        DT_NTAGS
 } dt_tag;
 
 const char *dt_tag_name(dt_tag tag);
@@ -29,29 +29,32 @@ const char *dt_tag_name(dt_tag tag);
 typedef struct dt_heap dt_heap;
 
 typedef struct dt_heap_options {
-    size_t limit_bytes;  /* live bytes allowed; 0: what the machine has */
-    int64_t fail_after;  /* > 0: that allocation, counted from 1, fails (tests); 0: never */
+    size_t limit_bytes; /* live bytes allowed; 0: what the machine has; on meta no limit */
+    int64_t fail_after; /* > 0: that allocation, counted from 1, fails (tests); 0: never */
 } dt_heap_options;
 
-/* Live and peak bytes asked for, exact, by tag and together. Peaks restart at dt_heap_reset_peaks. */
+/* Bytes asked for, exact, by tag and together. Peaks restart at dt_heap_reset_peaks. */
 typedef struct dt_heap_stats {
     int64_t live[DT_NTAGS], peak[DT_NTAGS];
     int64_t live_total, peak_total;
-    int64_t reserved;    /* bytes taken from the system */
-    int64_t allocations; /* since creation */
+    int64_t reserved;    /* bytes taken from the system: in use, in size classes, cached */
+    int64_t allocations; /* asked for since creation, failed ones too */
 } dt_heap_stats;
 
-/* dt_heap_create - a caching allocator for one rank and device. cpu: one memfd mapping (plain mmap where
- * refused) that peers on the same node can map; meta: counts only, data is NULL.
+/* dt_heap_create - a caching allocator for one rank and device. cpu: one memfd mapping (plain mmap
+ * where refused) that peers on the same node can map; meta: counts only, data is NULL.
+ * Cost: nothing until blocks are used; blocks are 64-byte aligned. Free memory goes back to the
+ * system once more than half of limit_bytes is cached.
  * Errors: DT_ERR_DEVICE for a device that is not built in, DT_ERR_NOMEM. */
 DT_NODISCARD dt_status dt_heap_create(dt_device device, const dt_heap_options *options,
                                       dt_heap **heap_out);
-/* Every array must have been released; a live one is an error on stderr in debug builds (assert). */
+/* Every array must have been released: asserted in debug builds. Accepts NULL in *heap. */
 void dt_heap_destroy(dt_heap **heap);
 dt_device dt_heap_device(const dt_heap *heap);
 dt_heap_stats dt_heap_get_stats(const dt_heap *heap);
 void dt_heap_reset_peaks(dt_heap *heap);
-/* For comm/shm.c: the file that backs the heap (-1: none), where it is mapped, a number peers check. */
+/* For comm/shm.c: the file that backs the heap (-1: none), where it is mapped, a number peers
+ * check. */
 typedef struct dt_heap_map {
     int fd;
     void *base;
@@ -60,10 +63,11 @@ typedef struct dt_heap_map {
 } dt_heap_map;
 dt_heap_map dt_heap_get_map(const dt_heap *heap);
 
-/* A block of heap memory with a reference count. Open to the library: comm and fsdp empty and refill it. */
+/* A block of heap memory with a reference count. Open to the library: comm and fsdp empty and
+ * refill it. */
 typedef struct dt_storage {
     dt_heap *heap;
-    void *data;   /* NULL on meta, for 0 bytes, and while emptied */
+    void *data; /* NULL on meta, for 0 bytes, and while emptied */
     size_t bytes;
     int refs;
     dt_tag tag;
@@ -86,7 +90,8 @@ DT_NODISCARD dt_status dt_array_create(dt_heap *heap, dt_dtype dtype, dt_shape s
                                        dt_array *array_out);
 /* Another reference to the same bytes. */
 dt_array dt_array_share(const dt_array *a);
-/* The same bytes under another shape of equal count; rows [lo, hi) of dim 0. Both hold a reference. */
+/* The same bytes under another shape of equal count; rows [lo, hi) of dim 0. Each is a reference.
+ */
 dt_array dt_array_reshape(const dt_array *a, dt_shape shape);
 dt_array dt_array_rows(const dt_array *a, int64_t lo, int64_t hi);
 /* Drop the reference; *a becomes all-zero. Accepts an all-zero array. */
@@ -102,17 +107,25 @@ void *dt_array_data(const dt_array *a);
 DT_NODISCARD dt_status dt_array_write(dt_array *a, const void *host, int64_t n);
 DT_NODISCARD dt_status dt_array_read(const dt_array *a, void *host, int64_t n);
 
-/* Whole-array operations; all do nothing on meta. Arrays of one call live on one device. */
+/* Whole-array operations; all do nothing on meta. Arrays of one call live on one device. Zero,
+ * fill, cast, add_into and scale share large arrays among OpenMP threads; copy, copy_block and
+ * reduce are serial, so that communication workers may call them. The result never depends on the
+ * number of threads. */
 void dt_array_zero(dt_array *a);
-void dt_array_fill(dt_array *a, double value);
-void dt_array_copy(dt_array *dst, const dt_array *src);           /* same count and dtype */
-void dt_array_cast(dt_array *dst, const dt_array *src);           /* same count, any float or int types */
-void dt_array_add_into(dt_array *dst, const dt_array *src);       /* dst += src, floats, same dtype */
-void dt_array_scale(dt_array *a, double factor);                  /* a *= factor, floats */
-/* Copy the block of `extent` elements from src at src_at to dst at dst_at: same ndim and dtype. */
+void dt_array_fill(dt_array *a, double value);              /* converted as dt_array_cast does */
+void dt_array_copy(dt_array *dst, const dt_array *src);     /* same count and dtype */
+void dt_array_cast(dt_array *dst, const dt_array *src);     /* same count, any dtypes; see below */
+void dt_array_add_into(dt_array *dst, const dt_array *src); /* dst += src, floats, same dtype */
+void dt_array_scale(dt_array *a, double factor);            /* a *= factor, floats */
+/* A cast to bf16 or f16 rounds to nearest, ties to even, by way of f32. Floats become integers
+ * toward zero and saturate, NaN is 0; a narrower integer wraps. */
+
+/* Copy the block of `extent` elements from src at src_at to dst at dst_at: same ndim and dtype,
+ * no overlap. */
 void dt_array_copy_block(dt_array *dst, const int64_t dst_at[], const dt_array *src,
                          const int64_t src_at[], dt_shape extent);
-/* Sum or max of n arrays, element by element, in the order given, in f32 (f64 for f64); dst may be any
- * of them. Integers sum as they are. This order is what makes all backends agree bit for bit. */
+/* Sum, max or min of n > 0 arrays, element by element, in the order given, in f32 (f64 for f64) and
+ * rounded once; dst may be any of them. Integers wrap; a NaN stays. This order is what makes all
+ * backends agree bit for bit. */
 typedef enum dt_reduce { DT_REDUCE_SUM, DT_REDUCE_MAX, DT_REDUCE_MIN } dt_reduce;
 void dt_array_reduce(dt_array *dst, int n, const dt_array *const *src, dt_reduce op);

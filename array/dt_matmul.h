@@ -1,0 +1,30 @@
+/* array/dt_matmul.h - the one matrix product: C = alpha * op(A) * op(B) + beta * C, batched, on
+ * host pointers.
+ *
+ * Row-major. op(A) is m x k: A is stored m x k, or k x m if trans_a; op(B) is k x n, C m x n.
+ * Backends are chosen by file: matmul_onednn.c with oneDNN 2.x or 3.x, or matmul_plain.c alone. f64
+ * always runs in matmul_plain.c. */
+#pragma once
+
+#include "base/dt_types.h"
+
+typedef struct dt_matmul_args {
+    dt_dtype dtype;   /* of A and B: f32, f64, bf16, f16 */
+    dt_dtype dtype_c; /* of C: the same, or f32 for bf16 and f16 */
+    bool trans_a, trans_b;
+    int64_t batch; /* products; 1 for a plain one */
+    int64_t m, n, k;
+    const void *a, *b;
+    void *c;
+    int64_t lda, ldb, ldc; /* elements from row to row as stored; 0: no gaps */
+    int64_t stride_a, stride_b,
+        stride_c;       /* elements from product to product; 0 for A or B: shared */
+    double alpha, beta; /* applied as f32 unless f64; beta = 0 does not read C */
+} dt_matmul_args;
+
+/* dt_matmul - 16-bit inputs are summed in f32 and rounded once. Any size may be 0: k = 0 gives beta
+ * * C. The same arguments on the same machine with the same number of threads
+ * (dt_compute_threads_set) give the same bits. Elements of C between n and ldc are not touched.
+ * Threads may call it at the same time; communication workers may not. Errors: DT_ERR_ARG (dtypes,
+ * a leading dimension too short), DT_ERR_NOMEM. */
+DT_NODISCARD dt_status dt_matmul(const dt_matmul_args *args);

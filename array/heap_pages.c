@@ -1,0 +1,157 @@
+/* array/heap_pages.c - address space reserved once, handed out in runs of pages: best fit, split,
+ * coalesced when given back. Nothing is written into the pages themselves, so that free ones can
+ * return to the system and peers never see bookkeeping. Read next: array/heap.c. */
+#include "array/heap_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { MIN_RESERVE = 64 << 20 };
+
+/* Shared memory behind a file descriptor that peers can map; MAP_FAILED where refused. */
+static void *map_shared(size_t bytes, int *fd_out)
+{
+    const int fd = memfd_create("dt_heap", MFD_CLOEXEC);
+    if (fd < 0)
+        return MAP_FAILED;
+    void *base = MAP_FAILED;
+    if (ftruncate(fd, (off_t)bytes) == 0)
+        base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    if (base == MAP_FAILED)
+        close(fd);
+    else
+        *fd_out = fd;
+    return base;
+}
+
+static void *map_private(size_t bytes)
+{
+    return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                -1, 0);
+}
+
+/* Index of the first free run that is not before (pages, first). */
+static int64_t lower_bound(const dti_pages *p, size_t pages, size_t first)
+{
+    int64_t lo = 0, hi = p->nruns;
+    while (lo < hi) {
+        const int64_t mid = (lo + hi) / 2;
+        const dti_run *r = &p->run[mid];
+        if (r->pages < pages || (r->pages == pages && r->first < first))
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+static void insert_run(dti_pages *p, dti_run r)
+{
+    const int64_t i = lower_bound(p, r.pages, r.first);
+    memmove(&p->run[i + 1], &p->run[i], (size_t)(p->nruns - i) * sizeof *p->run);
+    p->run[i] = r;
+    p->nruns++;
+    p->edge[r.first] = p->edge[r.first + r.pages - 1] = r.pages;
+    p->cached += r.dirty;
+}
+
+static dti_run remove_run(dti_pages *p, int64_t i)
+{
+    const dti_run r = p->run[i];
+    p->nruns--;
+    memmove(&p->run[i], &p->run[i + 1], (size_t)(p->nruns - i) * sizeof *p->run);
+    p->edge[r.first] = p->edge[r.first + r.pages - 1] = 0;
+    p->cached -= r.dirty;
+    return r;
+}
+
+dt_status dti_pages_reserve(dti_pages *p, size_t bytes)
+{
+    *p = (dti_pages){.fd = -1, .base = MAP_FAILED};
+    for (; p->base == MAP_FAILED && bytes >= MIN_RESERVE; bytes /= 2) {
+        bytes &= ~(size_t)(DTI_PAGE - 1);
+        p->npages = bytes / DTI_PAGE;
+        p->base = map_shared(bytes, &p->fd);
+        if (p->base == MAP_FAILED)
+            p->base = map_private(bytes);
+    }
+    if (p->base == MAP_FAILED)
+        return DT_ERROR(DT_ERR_NOMEM, "the system refuses %d MiB of address space for a heap",
+                        MIN_RESERVE >> 20);
+    p->edge = map_private((p->npages + 1) * sizeof *p->edge);
+    if (p->edge == MAP_FAILED ||
+        dt_grow((void **)&p->run, &p->capacity, 2, sizeof *p->run) != DT_OK) {
+        dti_pages_release(p);
+        return DT_ERROR(DT_ERR_NOMEM, "no memory for the page table of a heap");
+    }
+    insert_run(p, (dti_run){.pages = (uint32_t)p->npages});
+    return DT_OK;
+}
+
+void dti_pages_release(dti_pages *p)
+{
+    munmap(p->base, p->npages * DTI_PAGE);
+    if (p->edge != MAP_FAILED)
+        munmap(p->edge, (p->npages + 1) * sizeof *p->edge);
+    if (p->fd >= 0)
+        close(p->fd);
+    free(p->run);
+    *p = (dti_pages){.fd = -1};
+}
+
+void *dti_pages_take(dti_pages *p, size_t n)
+{
+    const int64_t i = lower_bound(p, n, 0);
+    /* Giving back must not fail: between k runs in use lie at most k + 1 free ones. */
+    if (i == p->nruns ||
+        dt_grow((void **)&p->run, &p->capacity, p->taken + 3, sizeof *p->run) != DT_OK)
+        return NULL;
+    const dti_run r = remove_run(p, i);
+    const uint32_t pages = (uint32_t)n;
+    if (r.pages > pages)
+        insert_run(p, (dti_run){.pages = r.pages - pages,
+                                .first = r.first + pages,
+                                .dirty = r.dirty > pages ? r.dirty - pages : 0});
+    p->taken++;
+    p->used += n;
+    p->high = r.first + n > p->high ? r.first + n : p->high;
+    return p->base + (size_t)r.first * DTI_PAGE;
+}
+
+void dti_pages_give(dti_pages *p, void *block, size_t n)
+{
+    const size_t first = (size_t)((char *)block - p->base) / DTI_PAGE;
+    dti_run r = {.pages = (uint32_t)n, .first = (uint32_t)first, .dirty = (uint32_t)n};
+    p->taken--;
+    p->used -= n;
+    if (r.first > 0 && p->edge[r.first - 1] > 0) {
+        const uint32_t before = p->edge[r.first - 1];
+        const dti_run left = remove_run(p, lower_bound(p, before, r.first - before));
+        r = (dti_run){left.pages + r.pages, left.first, left.dirty + r.dirty};
+    }
+    if (p->edge[r.first + r.pages] > 0) { /* the table has one entry more than there are pages */
+        const uint32_t after = p->edge[r.first + r.pages];
+        const dti_run right = remove_run(p, lower_bound(p, after, r.first + r.pages));
+        r = (dti_run){r.pages + right.pages, r.first, r.dirty + right.dirty};
+    }
+    insert_run(p, r);
+}
+
+void dti_pages_trim(dti_pages *p)
+{
+    const int advice = p->fd >= 0 ? MADV_REMOVE : MADV_DONTNEED;
+    for (int64_t i = 0; i < p->nruns; i++) {
+        dti_run *r = &p->run[i];
+        const size_t end =
+            (size_t)r->first + r->pages < p->high ? (size_t)r->first + r->pages : p->high;
+        if (r->dirty == 0 || end <= r->first)
+            continue;
+        char *from = p->base + (size_t)r->first * DTI_PAGE;
+        if (madvise(from, (end - r->first) * DTI_PAGE, advice) == 0) {
+            p->cached -= r->dirty;
+            r->dirty = 0;
+        }
+    }
+}
