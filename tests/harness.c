@@ -2,8 +2,22 @@
 #include "tests/harness.h"
 
 #include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* The condition may hold a '%', so it is not part of a format. */
+dt_status test_untrue(const char *file, int line, const char *func, const char *cond,
+                      const char *fmt, ...)
+{
+    char details[512];
+    va_list args;
+    va_start(args, fmt);
+    (void)vsnprintf(details, sizeof details, fmt, args);
+    va_end(args);
+    return dt_error_set(DT_ERR_STATE, file, line, func, "not true: %s: %s", cond, details);
+}
 
 dt_status test_expect(dt_status got, dt_status want, const char *text, const char *call)
 {

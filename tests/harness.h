@@ -13,8 +13,11 @@
 #define TEST_THAT(cond, ...)                                                             \
     do {                                                                                 \
         if (!(cond))                                                                     \
-            return DT_ERROR(DT_ERR_STATE, "not true: " #cond ": " __VA_ARGS__);          \
+            return test_untrue(__FILE__, __LINE__, __func__, #cond, __VA_ARGS__);        \
     } while (0)
+DT_PRINTF(5, 6)
+dt_status test_untrue(const char *file, int line, const char *func, const char *cond,
+                      const char *fmt, ...);
 
 /* Expect a failure with this status whose message contains `text` (may be ""). Returns from the body if not. */
 #define TEST_FAILS(want, text, call) DT_TRY(test_expect((call), (want), (text), #call))
