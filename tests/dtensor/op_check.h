@@ -1,0 +1,47 @@
+/* tests/dtensor/op_check.h - what every op must pass, in one call: op_check(&(op_check_spec){...}).
+ *
+ *   1. On one rank in f64: gradients of every float operand by the tape equal central finite differences.
+ *   2. On an axis of 2, an axis of 4 and a 2 x 2 mesh: the op is called with every placement of every operand out of
+ *      {R, S(d), P}; dims split by both axes in both orders. Where it accepts, gathered outputs and gathered gradients
+ *      equal those of one rank (1e-10), for a gradient of the output that is R and one that is P where the output is R,
+ *      and no byte moves. Where it refuses, the error names the op and an axis. The number of accepted placements is
+ *      exactly the expected one, so that a rule can neither lose nor gain a row.
+ *
+ * Give sizes that do not divide (5 and 3 on 2 and 4 ranks: uneven and empty parts). Source of the expected counts:
+ * tests/dtensor/RULES.txt. */
+#pragma once
+
+#include "dtensor/dt_op.h"
+#include "dtensor/ops/dt_ops.h"
+#include "tests/harness.h"
+
+/* Call the op: operands `in`, fill `out`. */
+typedef void (*op_check_call)(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg);
+
+typedef struct op_check_spec {
+    const char *name;     /* as the op calls itself in errors */
+    op_check_call call;
+    const void *arg;      /* for call */
+    int nin, nout;        /* nout 0 means 1 */
+    dt_shape shape[DT_OP_MAX_IN];
+    int64_t below[DT_OP_MAX_IN]; /* > 0: an i32 operand of values in [0, below); never P, has no gradient */
+    int accept;           /* rows on an axis of 2 */
+    int accept_4;         /* on an axis of 4; 0: as `accept` */
+    int accept_2x2;       /* on 2 x 2, dims split by both axes outermost first in mesh order; 0: accept^2 */
+    bool communicates;    /* moves bytes inside, and may refuse a gradient that is P */
+} op_check_spec;
+
+void op_check(const op_check_spec *spec);
+/* Part 1 alone, for attributes that do not change the rule. */
+void op_check_gradients(const op_check_spec *spec);
+
+/* ---- the pieces, for tests of one row ---- */
+
+/* The number that op_check puts at a global index of operand i: in (-1, 1), or an id. */
+double op_check_value(const op_check_spec *spec, int i, int64_t index);
+/* Operand i placed by a layout, f64 or i32: random parts that add up where it is P. Caller destroys it. */
+dt_status op_check_operand(const op_check_spec *spec, int i, const dt_layout *layout, dt_tensor **out);
+/* The layout of a tensor as text equals `want` ("[S(0)@tp]"), or an error that says both. */
+dt_status op_check_layout(const dt_tensor *x, const char *want);
+/* The gathered tensor equals `want` within tol * max|want|, element by element. f64 tensors; collective. */
+dt_status op_check_equal(dt_tensor *x, const double *want, double tol, const char *what);
