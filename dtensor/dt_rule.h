@@ -22,7 +22,7 @@ typedef struct dt_rule {
     int nin, nout;
     const dt_layout *in[DT_OP_MAX_IN];    /* NULL: optional operand left out */
     dt_layout out[DT_OP_MAX_OUT];         /* filled; grid and global shape too */
-    uint8_t zeroed[DT_OP_MAX_IN];         /* filled: bit a: ranks other than 0 of axis a use zero (rule 4) */
+    uint8_t zeroed[DT_OP_MAX_IN];         /* filled: bit a: in forward, ranks other than 0 of axis a use zero (rule 4) */
 } dt_rule;
 
 /* Options of dt_rule_letters; all-zero is the default. */
@@ -44,7 +44,8 @@ dt_layout dt_rule_grad(const dt_layout *operand, uint8_t zeroed, const dt_layout
                        const dt_layout *dy);
 
 /* dt_rules_print - the table of an op: every accepted row of placements on one axis of size 2 with its gradients, in the
- * form of tests/dtensor/RULES.txt. Shapes come from the words of `spec` ("bsk,nk->bsn"). */
+ * form of tests/dtensor/RULES.txt. Shapes come from the words of `spec` ("bsk,nk->bsn"), a fixed size a letter.
+ *   in   infer   NULL: the letters of `spec` */
 typedef dt_status (*dt_infer)(dt_rule *r);
 DT_NODISCARD dt_status dt_rules_print(const char *name, const char *spec, uint32_t linear, dt_infer infer,
                                       const void *attr, void (*print)(void *arg, const char *line),

@@ -1,25 +1,11 @@
-/* dtensor/rule.c - the placement rules in letters: parse a spec, infer per mesh axis, place gradients.
- * Read first: dtensor/dt_rule.h. Read next: dtensor/rule_fix.c (what would mend a refusal), dtensor/rule_print.c.
- *
- * A miss of the caller's cache comes here, so nothing allocates and letters are plain characters: a spec such as
- * "...k,nk+n->...n" becomes one word an operand, with the dims of "..." written as digits aligned on the right:
- *     x [4, 6, 8], w [16, 8], b [16]:   "01k"  "nk"  "n"  ->  "01n"      terms 0 0 1 */
-#include "dtensor/dt_rule.h"
+/* dtensor/rule.c - the placement rules in letters: infer per mesh axis, place gradients.
+ * Read first: dtensor/dt_rule.h, dtensor/rule_words.c (a spec as letters). Read next: dtensor/rule_fix.c (what would mend
+ * a refusal), dtensor/rule_print.c (the table). A miss of the caller's cache comes here, so nothing allocates. */
+#include "dtensor/dtensor_internal.h"
 
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
-
-enum { OPERAND_TEXT = DT_SHAPE_TEXT + DT_LAYOUT_TEXT + 32 };
-
-typedef char word[DT_MAX_DIMS + 1]; /* a letter a dim */
-
-typedef struct spec {
-    int term[DT_OP_MAX_IN]; /* of each operand */
-    int nterms;
-    word in[DT_OP_MAX_IN]; /* of operands present */
-    word out;
-} spec;
 
 /* Where a letter was met first: operand (-1: nowhere) and dim. */
 typedef struct place {
@@ -37,118 +23,14 @@ typedef struct inference {
 
 /* The operands on one axis. */
 typedef struct line {
-    const spec *s;
+    const dti_words *s;
     int axis;
     dt_placement at[DT_OP_MAX_IN];
 } line;
 
-/* "operand 1 ([16, 8] [R])" */
-static const char *describe(const dt_rule *r, int i, char buf[OPERAND_TEXT])
-{
-    char shape[DT_SHAPE_TEXT], layout[DT_LAYOUT_TEXT];
-    snprintf(buf, OPERAND_TEXT, "operand %d (%s %s)", i,
-             dt_shape_print(r->in[i]->shape, shape, sizeof shape),
-             dt_layout_print(r->in[i], layout, sizeof layout));
-    return buf;
-}
-
 static const char *axis_name(const inference *f, int axis)
 {
     return f->out.grid->name[axis];
-}
-
-/* ---- parsing ---- */
-
-/* Letters of a word that ends at `end`; whether it has "...". */
-static int count_letters(const char *text, const char *end, bool *dots_out)
-{
-    int letters = 0;
-    *dots_out = false;
-    for (const char *p = text; p < end; p++) {
-        letters += isalpha((unsigned char)*p) != 0;
-        *dots_out |= *p == '.';
-    }
-    return letters;
-}
-
-/* Write a word out; "..." becomes the last `ndots` of the digits 0 .. most-1. Lengths were checked. */
-static void expand(const char *text, const char *end, int ndots, int most, char *out)
-{
-    for (const char *p = text; p < end; p++) {
-        if (*p == '.') {
-            for (int k = most - ndots; k < most; k++)
-                *out++ = (char)('0' + k);
-            p += 2;
-        } else if (*p != ' ') {
-            *out++ = *p;
-        }
-    }
-    *out = 0;
-}
-
-static dt_status check_text(const inference *f, const char *text)
-{
-    const char *arrow = strstr(text, "->");
-    DT_REQUIRE(arrow, DT_ERR_ARG, "%s: rule '%s' has no '->'", f->r->name, text);
-    for (const char *p = text; *p; p++) {
-        const bool dots = p[0] == '.' && p[1] == '.' && p[2] == '.';
-        const bool between = p < arrow && (*p == ',' || *p == '+');
-        DT_REQUIRE(isalpha((unsigned char)*p) || *p == ' ' || dots || between || p == arrow,
-                   DT_ERR_ARG, "%s: rule '%s': unexpected '%c' at %d", f->r->name, text, *p,
-                   (int)(p - text));
-        p += dots ? 2 : p == arrow;
-    }
-    return DT_OK;
-}
-
-/* The number of dims that "..." stands for in operand i, 0 without dots. */
-static dt_status count_dots(const inference *f, int i, const char *text, const char *end,
-                            int *ndots_out)
-{
-    bool dots;
-    char a[OPERAND_TEXT];
-    const int letters = count_letters(text, end, &dots), ndim = f->in[i]->shape.ndim;
-    DT_REQUIRE(dots ? ndim >= letters : ndim == letters, DT_ERR_SHAPE,
-               "%s: %s must have %s%d dims (%.*s)", f->r->name, describe(f->r, i, a),
-               dots ? "at least " : "", letters, (int)(end - text), text);
-    *ndots_out = ndim - letters;
-    return DT_OK;
-}
-
-static dt_status parse(const inference *f, const char *text, spec *s)
-{
-    DT_TRY(check_text(f, text));
-    const char *begin[DT_OP_MAX_IN], *end[DT_OP_MAX_IN], *arrow = strstr(text, "->"), *p = text;
-    int n = 0, most = 0, ndots[DT_OP_MAX_IN] = {0};
-    s->nterms = 1;
-    for (;; p++) {
-        DT_REQUIRE(n < f->r->nin, DT_ERR_ARG, "%s: rule '%s' has more than %d operands", f->r->name,
-                   text, f->r->nin);
-        begin[n] = p;
-        p += strcspn(p, ",+-");
-        end[n] = p;
-        s->term[n] = s->nterms - 1;
-        if (f->in[n])
-            DT_TRY(count_dots(f, n, begin[n], end[n], &ndots[n]));
-        most = ndots[n] > most ? ndots[n] : most;
-        n++;
-        s->nterms += *p == '+';
-        if (p == arrow)
-            break;
-    }
-    DT_REQUIRE(n == f->r->nin, DT_ERR_ARG, "%s: rule '%s' has %d operands, not %d", f->r->name,
-               text, n, f->r->nin);
-    for (int i = 0; i < n; i++) {
-        if (f->in[i])
-            expand(begin[i], end[i], ndots[i], most, s->in[i]);
-    }
-    bool dots;
-    const char *stop = arrow + strlen(arrow);
-    const int letters = count_letters(arrow + 2, stop, &dots), ndim = letters + (dots ? most : 0);
-    DT_REQUIRE(ndim <= DT_MAX_DIMS, DT_ERR_SHAPE, "%s: the result would have %d dims, limit %d",
-               f->r->name, ndim, DT_MAX_DIMS);
-    expand(arrow + 2, stop, most, most, s->out);
-    return DT_OK;
 }
 
 /* ---- one axis ---- */
@@ -161,13 +43,13 @@ static const char *find(const char *letters, char c)
 /* Refusal: operand i must be S at letter l (or R where it lacks l), as operand `lead` is sharded on l. */
 static dt_status refuse(const inference *f, const line *x, int i, int lead, char l)
 {
-    char want[24] = "R", a[OPERAND_TEXT], b[OPERAND_TEXT];
+    char want[24] = "R", a[DTI_OPERAND_TEXT], b[DTI_OPERAND_TEXT];
     const char *here = find(x->s->in[i], l);
     if (here)
         snprintf(want, sizeof want, "S(%d)", (int)(here - x->s->in[i]));
     return DT_ERROR(DT_ERR_PLACEMENT, "%s: on %s: %s must be %s, as %s is sharded on letter %s%c",
-                    f->r->name, axis_name(f, x->axis), describe(f->r, i, a), want,
-                    describe(f->r, lead, b), isdigit((unsigned char)l) ? "..." : "", l);
+                    f->r->name, axis_name(f, x->axis), dti_rule_describe(f->r, i, a), want,
+                    dti_rule_describe(f->r, lead, b), isdigit((unsigned char)l) ? "..." : "", l);
 }
 
 static char letter_at(const line *x, int i)
@@ -179,10 +61,10 @@ static char letter_at(const line *x, int i)
 static dt_status sharded_term(const inference *f, const line *x, int term, int lead)
 {
     const char l = letter_at(x, lead);
-    char a[OPERAND_TEXT];
+    char a[DTI_OPERAND_TEXT];
     DT_REQUIRE(!isupper((unsigned char)l), DT_ERR_PLACEMENT,
                "%s: on %s: dim %d (letter %c) of %s may not be sharded", f->r->name,
-               axis_name(f, x->axis), x->at[lead].dim, l, describe(f->r, lead, a));
+               axis_name(f, x->axis), x->at[lead].dim, l, dti_rule_describe(f->r, lead, a));
     for (int i = 0; i < f->r->nin; i++) {
         if (!f->in[i] || x->s->term[i] != term)
             continue;
@@ -198,7 +80,7 @@ static dt_status sharded_term(const inference *f, const line *x, int term, int l
 static dt_status infer_term(const inference *f, const line *x, int term, char *result, int *lead)
 {
     int shard = -1, part = -1;
-    char a[OPERAND_TEXT], b[OPERAND_TEXT];
+    char a[DTI_OPERAND_TEXT], b[DTI_OPERAND_TEXT];
     *result = 0;
     for (int i = 0; i < f->r->nin; i++) {
         if (!f->in[i] || x->s->term[i] != term)
@@ -210,8 +92,8 @@ static dt_status infer_term(const inference *f, const line *x, int term, char *r
             continue;
         DT_REQUIRE(part < 0, DT_ERR_PLACEMENT,
                    "%s: on %s: %s and %s are both P: a product of two sums; one must be R",
-                   f->r->name, axis_name(f, x->axis), describe(f->r, part, a),
-                   describe(f->r, i, b));
+                   f->r->name, axis_name(f, x->axis), dti_rule_describe(f->r, part, a),
+                   dti_rule_describe(f->r, i, b));
         part = i;
     }
     *lead = shard >= 0 ? shard : part;
@@ -221,7 +103,7 @@ static dt_status infer_term(const inference *f, const line *x, int term, char *r
     } else if (part >= 0) {
         DT_REQUIRE(f->r->linear >> part & 1, DT_ERR_PLACEMENT,
                    "%s: on %s: %s is P, but the op is not linear in it: it must be R or sharded",
-                   f->r->name, axis_name(f, x->axis), describe(f->r, part, a));
+                   f->r->name, axis_name(f, x->axis), dti_rule_describe(f->r, part, a));
         *result = 'P';
     }
     return DT_OK;
@@ -241,7 +123,7 @@ static dt_status same_letter(const inference *f, const line *x, const char *resu
     return DT_OK;
 }
 
-static dt_status infer_axis(inference *f, const spec *s, int axis)
+static dt_status infer_axis(inference *f, const dti_words *s, int axis)
 {
     line x = {.s = s, .axis = axis};
     char result[DT_OP_MAX_IN], l = 0;
@@ -279,9 +161,9 @@ static bool same_split(const dt_layout *a, int da, const dt_layout *b, int db)
 }
 
 /* The dims of the result, and where each letter was met first. */
-static dt_status infer_shape(inference *f, const spec *s)
+static dt_status infer_shape(inference *f, const dti_words *s)
 {
-    char a[OPERAND_TEXT], b[OPERAND_TEXT];
+    char a[DTI_OPERAND_TEXT], b[DTI_OPERAND_TEXT];
     memset(f->first, -1, sizeof f->first);
     for (int i = 0; i < f->r->nin; i++) {
         for (int d = 0; f->in[i] && d < f->in[i]->shape.ndim; d++) {
@@ -295,8 +177,8 @@ static dt_status infer_shape(inference *f, const spec *s)
             const int64_t want = f->in[p->operand]->shape.dim[p->dim], got = f->in[i]->shape.dim[d];
             DT_REQUIRE(want == got, DT_ERR_SHAPE,
                        "%s: letter %c has size %lld in %s and %lld in %s", f->r->name, l,
-                       (long long)want, describe(f->r, p->operand, a), (long long)got,
-                       describe(f->r, i, b));
+                       (long long)want, dti_rule_describe(f->r, p->operand, a), (long long)got,
+                       dti_rule_describe(f->r, i, b));
         }
     }
     f->out.shape.ndim = (int)strlen(s->out);
@@ -312,9 +194,9 @@ static dt_status infer_shape(inference *f, const spec *s)
 
 /* "Same order": once every axis agrees on the letters, operands that share a letter must nest its axes alike.
  * Where inference sees other rows on some axes, a letter of the output may be whole in one operand. */
-static dt_status infer_splits(inference *f, const spec *s)
+static dt_status infer_splits(inference *f, const dti_words *s)
 {
-    char a[OPERAND_TEXT], b[OPERAND_TEXT];
+    char a[DTI_OPERAND_TEXT], b[DTI_OPERAND_TEXT];
     for (int i = 0; i < f->r->nin; i++) {
         for (int d = 0; f->in[i] && d < f->in[i]->shape.ndim; d++) {
             const char l = s->in[i][d], *o = find(s->out, l);
@@ -326,7 +208,8 @@ static dt_status infer_splits(inference *f, const spec *s)
                     same_split(x, d, y, p.dim),
                 DT_ERR_PLACEMENT,
                 "%s: letter %c is split differently in %s and %s: the order of axes must agree",
-                f->r->name, l, describe(f->r, p.operand, a), describe(f->r, i, b));
+                f->r->name, l, dti_rule_describe(f->r, p.operand, a),
+                dti_rule_describe(f->r, i, b));
             if (!o || x->nsplit[d] <= f->out.nsplit[o - s->out])
                 continue;
             f->out.nsplit[o - s->out] = x->nsplit[d];
@@ -358,15 +241,15 @@ static dt_status prepare(inference *f, const dt_letters *options)
 dt_status dt_rule_letters(dt_rule *r, const char *text, const dt_letters *options)
 {
     inference f = {.r = r};
-    spec s, other;
+    dti_words s, other;
     DT_TRY(prepare(&f, options));
-    DT_TRY(parse(&f, text, &s));
+    DT_TRY(dti_words_parse(r, f.in, text, &s));
     DT_TRY(infer_shape(&f, &s));
     for (int axis = 0; axis < f.out.grid->naxes; axis++) {
-        const spec *here = &s;
+        const dti_words *here = &s;
         const char *row = options && options->spec_of_axis ? options->spec_of_axis(r, axis) : NULL;
         if (row) {
-            DT_TRY(parse(&f, row, &other));
+            DT_TRY(dti_words_parse(r, f.in, row, &other));
             here = &other;
         }
         DT_TRY(infer_axis(&f, here, axis));
@@ -375,6 +258,11 @@ dt_status dt_rule_letters(dt_rule *r, const char *text, const dt_letters *option
     r->out[0] = f.out;
     memcpy(r->zeroed, f.zeroed, sizeof r->zeroed);
     return DT_OK;
+}
+
+dt_status dti_rule_infer(dt_rule *r, dt_infer infer, const char *spec)
+{
+    return infer ? infer(r) : dt_rule_letters(r, spec, NULL);
 }
 
 dt_layout dt_rule_grad(const dt_layout *operand, uint8_t zeroed, const dt_layout *out,
