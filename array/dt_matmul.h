@@ -22,9 +22,9 @@ typedef struct dt_matmul_args {
     double alpha, beta; /* applied as f32 unless f64; beta = 0 does not read C */
 } dt_matmul_args;
 
-/* dt_matmul - 16-bit inputs are summed in f32 and rounded once. Any size may be 0: k = 0 gives beta
+/* dt_matmul_run (dt_matmul is the op of tensors) - 16-bit inputs are summed in f32 and rounded once. Any size may be 0: k = 0 gives beta
  * * C. The same arguments on the same machine with the same number of threads
  * (dt_compute_threads_set) give the same bits. Elements of C between n and ldc are not touched.
  * Threads may call it at the same time; communication workers may not. Errors: DT_ERR_ARG (dtypes,
  * a leading dimension too short), DT_ERR_NOMEM. */
-DT_NODISCARD dt_status dt_matmul(const dt_matmul_args *args);
+DT_NODISCARD dt_status dt_matmul_run(const dt_matmul_args *args);
