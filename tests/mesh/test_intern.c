@@ -204,6 +204,29 @@ START_TEST(test_cache)
 }
 END_TEST
 
+/* Keys of one hash, made with the table's multiplier: (a, b) and (a + 1, b - multiplier). */
+START_TEST(test_cache_collisions)
+{
+    dt_world *world = NULL;
+    dt_mesh *mesh = NULL;
+    ck_ok(dt_world_create(&(dt_world_options){.backend = DT_BACKEND_SELF}, &world));
+    ck_ok(dt_mesh_create(world, cpu, &(dt_mesh_options){.axes = {{"tp", 1}}}, &mesh));
+    int *value[6];
+    for (uint64_t i = 0; i < 6; i++) {
+        const uint64_t key[] = {100 + i, 200 - i * UINT64_C(0x9e3779b97f4a7c15)};
+        ck_assert_ptr_null(dt_mesh_cache_get(mesh, 2, key));
+        value[i] = malloc(sizeof *value[i]);
+        ck_ok(dt_mesh_cache_put(mesh, 2, key, value[i]));
+    }
+    for (uint64_t i = 0; i < 6; i++) {
+        const uint64_t key[] = {100 + i, 200 - i * UINT64_C(0x9e3779b97f4a7c15)};
+        ck_assert_ptr_eq(dt_mesh_cache_get(mesh, 2, key), value[i]);
+    }
+    dt_mesh_destroy(&mesh);
+    dt_world_destroy(&world);
+}
+END_TEST
+
 /* Rank 12,345 of 16,384 = 12 * 1024 + 7 * 8 + 1. */
 START_TEST(test_large_fake_world)
 {
@@ -247,6 +270,7 @@ int main(void)
     tcase_add_test(t, test_local_shapes);
     tcase_add_test(t, test_plans);
     tcase_add_test(t, test_cache);
+    tcase_add_test(t, test_cache_collisions);
     tcase_add_test(t, test_large_fake_world);
     return test_main(suite);
 }
