@@ -16,15 +16,16 @@ typedef struct dt_matmul_args {
     int64_t m, n, k;
     const void *a, *b;
     void *c;
-    int64_t lda, ldb, ldc; /* elements from row to row as stored; 0: no gaps */
-    int64_t stride_a, stride_b,
-        stride_c;       /* elements from product to product; 0 for A or B: shared */
+    /* Elements from row to row as stored; 0: no gaps. */
+    int64_t lda, ldb, ldc;
+    /* Elements from product to product; 0 for A or B: all use the same. */
+    int64_t stride_a, stride_b, stride_c;
     double alpha, beta; /* applied as f32 unless f64; beta = 0 does not read C */
 } dt_matmul_args;
 
-/* dt_matmul_run (dt_matmul is the op of tensors) - 16-bit inputs are summed in f32 and rounded once. Any size may be 0: k = 0 gives beta
- * * C. The same arguments on the same machine with the same number of threads
- * (dt_compute_threads_set) give the same bits. Elements of C between n and ldc are not touched.
- * Threads may call it at the same time; communication workers may not. Errors: DT_ERR_ARG (dtypes,
- * a leading dimension too short), DT_ERR_NOMEM. */
+/* dt_matmul_run - (dt_matmul is the op on tensors.) 16-bit inputs are summed in f32 and rounded once.
+ * Any size may be 0: with k = 0, C becomes beta C. The same arguments on the same machine with the
+ * same number of threads (dt_compute_threads_set) give the same bits. Elements of C between n and ldc
+ * are not touched. Several threads may call it at once; communication workers may not.
+ * Errors: DT_ERR_ARG (dtypes, a leading dimension too short), DT_ERR_NOMEM, DT_ERR_DEVICE. */
 DT_NODISCARD dt_status dt_matmul_run(const dt_matmul_args *args);

@@ -1,0 +1,32 @@
+/* array/matmul_onednn3.c - a product described to oneDNN 3.x. Read first: array/matmul_onednn.c. */
+#include "array/onednn_internal.h"
+
+dnnl_status_t dti_product_create(dnnl_engine_t engine, const dti_operand operand[3],
+                                 dti_product *product_out)
+{
+    dnnl_memory_desc_t md[3] = {NULL};
+    dnnl_primitive_desc_t pd = NULL;
+    dnnl_primitive_t primitive = NULL;
+    dnnl_memory_t memory[3] = {NULL};
+    dnnl_status_t st = dnnl_success;
+    for (int i = 0; i < 3 && st == dnnl_success; i++)
+        st = dnnl_memory_desc_create_with_strides(&md[i], 3, operand[i].dims, operand[i].type,
+                                                  operand[i].strides);
+    if (st == dnnl_success)
+        st = dnnl_matmul_primitive_desc_create(&pd, engine, md[0], md[1], NULL, md[2], NULL);
+    if (st == dnnl_success)
+        st = dnnl_primitive_create(&primitive, pd);
+    for (int i = 0; i < 3 && st == dnnl_success; i++)
+        st = dnnl_memory_create(&memory[i], md[i], engine, DNNL_MEMORY_NONE);
+    dnnl_primitive_desc_destroy(pd);
+    for (int i = 0; i < 3; i++)
+        dnnl_memory_desc_destroy(md[i]);
+    if (st == dnnl_success) {
+        *product_out = (dti_product){primitive, memory[0], memory[1], memory[2]};
+        return st;
+    }
+    for (int i = 0; i < 3; i++)
+        dnnl_memory_destroy(memory[i]);
+    dnnl_primitive_destroy(primitive);
+    return st;
+}
