@@ -105,12 +105,12 @@ dt_status dt_mesh_slice(dt_mesh *mesh, const char *axes, dt_mesh **slice_out)
     DT_REQUIRE(mesh->rank >= 0, DT_ERR_STATE,
                "world rank %d is not in the mesh: no line of it passes through it",
                dt_world_rank(mesh->world));
-    for (int i = 0; i < r.nline; i++) {
-        DT_REQUIRE(i == 0 || r.line[i - 1] < r.line[i], DT_ERR_ARG,
+    for (int i = 1; i < r.nline; i++)
+        DT_REQUIRE(r.line[i - 1] < r.line[i], DT_ERR_ARG,
                    "slice '%s': axis '%s' stands before '%s' in the mesh; name axes in its order",
-                   axes, mesh->grid.name[r.line[i]], mesh->grid.name[r.line[i - (i > 0)]]);
+                   axes, mesh->grid.name[r.line[i]], mesh->grid.name[r.line[i - 1]]);
+    for (int i = 0; i < r.nline; i++)
         recipe_copy_axis(&r, mesh, r.line[i]);
-    }
     if (r.nline == mesh->grid.naxes)
         *slice_out = mesh;
     else
