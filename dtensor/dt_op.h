@@ -70,6 +70,8 @@ DT_NODISCARD dt_status dt_op_register(const dt_op *op);
  * In both: scratch memory that goes when the function returns (at most 4). */
 DT_NODISCARD dt_status dt_op_extra(dt_op_call *c, int k, dt_dtype dtype, dt_shape shape);
 DT_NODISCARD dt_status dt_op_scratch(dt_op_call *c, dt_dtype dtype, dt_shape shape, dt_array **out);
+/* In backward: let d(in i) share an array instead of filling the one allocated (x + y passes dy on as it is). */
+void dt_op_share_din(dt_op_call *c, int i, const dt_array *a);
 /* My coordinates on the op's mesh; global range [lo, hi) of dim d of operand i. */
 const int *dt_op_coord(const dt_op_call *c);
 void dt_op_range(const dt_op_call *c, int i, int d, int64_t *lo_out, int64_t *hi_out);

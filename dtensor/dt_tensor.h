@@ -25,6 +25,8 @@ dt_array *dt_tensor_local(dt_tensor *x);
 bool dt_tensor_requires_grad(const dt_tensor *x);
 /* Leaves only: ask for a gradient (or not). */
 void dt_tensor_set_requires_grad(dt_tensor *x, bool on);
+/* Leaves only: a parameter asks for a gradient, and that gradient may wait for dt_backward_weight. */
+void dt_tensor_set_parameter(dt_tensor *x, bool on);
 const char *dt_tensor_name(const dt_tensor *x); /* "" if it has none */
 DT_NODISCARD dt_status dt_tensor_set_name(dt_tensor *x, const char *name); /* copied */
 

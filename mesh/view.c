@@ -101,7 +101,8 @@ static dt_status derive(dt_mesh *parent, const recipe *r, dt_mesh **mesh_out)
 dt_status dt_mesh_slice(dt_mesh *mesh, const char *axes, dt_mesh **slice_out)
 {
     recipe r = {0};
-    DT_TRY(dti_mesh_axes(mesh, axes, &r.nline, r.line));
+    if (*axes) /* "": the mesh of this rank alone */
+        DT_TRY(dti_mesh_axes(mesh, axes, &r.nline, r.line));
     DT_REQUIRE(mesh->rank >= 0, DT_ERR_STATE,
                "world rank %d is not in the mesh: no line of it passes through it",
                dt_world_rank(mesh->world));

@@ -1,0 +1,370 @@
+/* dtensor/backward.c - walks the tape from its end and carries gradients to the leaves.
+ *
+ * One walk does it all, or two share it: the first (INPUT) computes gradients of what is not a parameter and leaves output
+ * gradients standing at nodes whose parameters still need theirs; the second (WEIGHT) does those. Both call the same op
+ * functions on the same arrays in the same order, hence equal bits. */
+#include "dtensor/tape_internal.h"
+
+#include <string.h>
+
+/* ---- adding gradients ---- */
+
+dt_status dti_make_partial(dt_local *x, uint8_t partial, dt_tag tag)
+{
+    const uint8_t made = (uint8_t)(partial & ~x->layout->partial);
+    if (!made)
+        return DT_OK;
+    dt_mesh *mesh = dt_layout_mesh(x->layout);
+    dt_layout wanted = *x->layout;
+    wanted.partial |= partial;
+    if (!dti_holds_value(x->layout, made)) {
+        dt_array zero = {0};
+        DT_TRY(dt_array_create(dt_mesh_heap(mesh), x->array.dtype, x->array.shape, tag, &zero));
+        dt_array_zero(&zero);
+        dt_array_release(&x->array);
+        x->array = zero;
+    }
+    DT_TRY(dt_mesh_layout(mesh, &wanted, &x->layout));
+    return DT_OK;
+}
+
+static dt_status add(dt_local *sum, dt_local *g)
+{
+    const uint8_t both = sum->layout->partial | g->layout->partial;
+    DT_TRY(dti_make_partial(sum, both, DT_TAG_GRADIENT));
+    DT_TRY(dti_make_partial(g, both, DT_TAG_GRADIENT));
+    char a[DT_LAYOUT_TEXT], b[DT_LAYOUT_TEXT];
+    DT_REQUIRE(sum->layout == g->layout, DT_ERR_PLACEMENT, "gradients placed %s and %s do not add",
+               dt_layout_print(sum->layout, a, sizeof a), dt_layout_print(g->layout, b, sizeof b));
+    DT_REQUIRE(sum->array.dtype == g->array.dtype, DT_ERR_ARG,
+               "gradients of types %s and %s do not add", dt_dtype_name(sum->array.dtype),
+               dt_dtype_name(g->array.dtype));
+    if (sum->array.storage->refs > 1) { /* somebody else reads these bytes */
+        dt_array mine = {0};
+        DT_TRY(dt_array_create(sum->array.storage->heap, sum->array.dtype, sum->array.shape,
+                               DT_TAG_GRADIENT, &mine));
+        dt_array_copy(&mine, &sum->array);
+        dt_array_release(&sum->array);
+        sum->array = mine;
+    }
+    dt_array_add_into(&sum->array, &g->array);
+    return DT_OK;
+}
+
+dt_status dti_deliver(dt_tensor *x, dt_local *g)
+{
+    dt_status st = DT_OK;
+    if (!x->grad.array.storage) {
+        x->grad = *g;
+        *g = (dt_local){0};
+        return DT_OK;
+    }
+    st = add(&x->grad, g);
+    dti_local_release(g);
+    if (st != DT_OK)
+        return dt_error_push(st, __FILE__, __LINE__, __func__);
+    return DT_OK;
+}
+
+/* ---- the backward of an op ---- */
+
+static dt_status widened(const dt_op *op, const dt_array *a, dt_array *out)
+{
+    if (!a->storage || !dti_widens(op, a->dtype)) {
+        *out = a->storage ? dt_array_share(a) : (dt_array){0};
+        return DT_OK;
+    }
+    DT_TRY(dt_array_create(a->storage->heap, DT_F32, a->shape, DT_TAG_WORKSPACE, out));
+    dt_array_cast(out, a);
+    return DT_OK;
+}
+
+/* All outputs' gradients in one placement: P wherever one of them is P. */
+static dt_status unify_outputs(dti_node *n, const dt_layout **dy)
+{
+    uint8_t partial = 0;
+    for (int j = 0; j < n->nout; j++)
+        partial |= n->out[j]->grad.array.storage ? n->out[j]->grad.layout->partial : 0;
+    for (int j = 0; j < n->nout; j++) {
+        dt_local *g = &n->out[j]->grad;
+        if (!g->array.storage)
+            continue;
+        char a[DT_LAYOUT_TEXT], b[DT_LAYOUT_TEXT];
+        DT_REQUIRE(!(g->layout->partial & n->out[j]->layout->partial), DT_ERR_PLACEMENT,
+                   "%s: output %s has gradient %s; the dual of P is R", n->name,
+                   dt_layout_print(n->out[j]->layout, a, sizeof a),
+                   dt_layout_print(g->layout, b, sizeof b));
+        DT_TRY(dti_make_partial(g, partial, DT_TAG_GRADIENT));
+        *dy = g->layout;
+    }
+    return DT_OK;
+}
+
+typedef struct back_call {
+    dti_call call; /* first: the functions for ops cast back */
+    const dt_layout *din_layout[DT_OP_MAX_IN];
+} back_call;
+
+static dt_status load(back_call *k, dti_node *n, const dt_layout *dy)
+{
+    dt_op_call *c = &k->call.c;
+    for (int i = 0; i < n->nin; i++) {
+        c->in_layout[i] = n->in[i] ? n->in[i]->layout : NULL;
+        if (n->saved_in)
+            DT_TRY(widened(n->op, &n->saved_in[i], &c->in[i]));
+        if (!(c->need >> i & 1))
+            continue;
+        const dt_layout arises =
+            n->rule->grad[i]
+                ? *n->rule->grad[i]
+                : dt_rule_grad(n->in[i]->layout, n->rule->zeroed[i], n->rule->out[0], dy);
+        DT_TRY(dt_mesh_layout(k->call.mesh, &arises, &k->din_layout[i]));
+        const dt_dtype dtype = n->in[i]->local.dtype;
+        DT_TRY(dt_array_create(dt_mesh_heap(k->call.mesh),
+                               dti_widens(n->op, dtype) ? DT_F32 : dtype,
+                               dt_mesh_local(k->din_layout[i], NULL), DT_TAG_GRADIENT, &c->din[i]));
+    }
+    for (int j = 0; j < n->nout; j++) {
+        c->out_layout[j] = n->rule->out[j];
+        c->dout_layout[j] = n->out[j]->grad.layout;
+        if (n->saved_out)
+            DT_TRY(widened(n->op, &n->saved_out[j], &c->out[j]));
+        DT_TRY(widened(n->op, &n->out[j]->grad.array, &c->dout[j]));
+    }
+    for (int e = 0; e < DT_OP_MAX_EXTRA; e++)
+        c->extra[e] = n->extra[e].storage ? dt_array_share(&n->extra[e]) : (dt_array){0};
+    return DT_OK;
+}
+
+static dt_status deliver_all(back_call *k, dti_node *n)
+{
+    for (int i = 0; i < n->nin; i++) {
+        if (!(k->call.c.need >> i & 1))
+            continue;
+        dt_local g = {k->din_layout[i], k->call.c.din[i]};
+        k->call.c.din[i] = (dt_array){0};
+        if (g.array.dtype != n->in[i]->local.dtype) {
+            dt_array narrow = {0};
+            DT_TRY(dt_array_create(dt_mesh_heap(k->call.mesh), n->in[i]->local.dtype, g.array.shape,
+                                   DT_TAG_GRADIENT, &narrow));
+            dt_array_cast(&narrow, &g.array);
+            dt_array_release(&g.array);
+            g.array = narrow;
+        }
+        DT_TRY(dti_deliver(n->in[i], &g));
+    }
+    return DT_OK;
+}
+
+static dt_status op_backward(back_call *k, dti_node *n)
+{
+    const dt_layout *dy = NULL;
+    DT_TRY(unify_outputs(n, &dy));
+    DT_TRY(load(k, n, dy));
+    dt_world *world = dt_mesh_world(k->call.mesh);
+    dt_trace *trace = dt_world_trace(world);
+    if (trace)
+        dt_trace_record(trace, "grad", n->name, DT_TRACE_BEGIN, 0, 0);
+    if (dt_mesh_device(k->call.mesh).kind != DT_META)
+        DT_TRY(n->op->backward(&k->call.c));
+    if (trace)
+        dt_trace_record(trace, "grad", n->name, DT_TRACE_END, 0, 0);
+    DT_TRY(deliver_all(k, n));
+    return DT_OK;
+}
+
+dt_status dti_op_backward(dt_tape *t, dti_node *n, uint32_t need)
+{
+    back_call k = {.call = {.c = {.tape = t,
+                                  .op = n->op,
+                                  .attr = n->attr,
+                                  .nin = n->nin,
+                                  .nout = n->nout,
+                                  .need = need,
+                                  .path = n->path,
+                                  .where = n->where},
+                            .mesh = dt_layout_mesh(n->rule->out[0])}};
+    const dt_status st = op_backward(&k, n);
+    dti_call_release(&k.call);
+    if (st != DT_OK)
+        return dt_error_push(st, __FILE__, __LINE__, n->name);
+    return DT_OK;
+}
+
+/* ---- the walk ---- */
+
+/* Keep of a node's saved arrays only what the gradients in `need` use. */
+static void keep_saved(dti_node *n, uint32_t need)
+{
+    uint32_t mask = 0;
+    for (int i = 0; n->op && i < n->nin; i++)
+        mask |= need >> i & 1 ? n->op->saves[i] : 0;
+    for (int i = 0; n->saved_in && i < n->nin; i++) {
+        if (!(mask & DT_SAVE_IN(i)))
+            dt_array_release(&n->saved_in[i]);
+    }
+    for (int j = 0; n->saved_out && j < n->nout; j++) {
+        if (!(mask & DT_SAVE_OUT(j)))
+            dt_array_release(&n->saved_out[j]);
+    }
+    for (int e = 0; !need && e < DT_OP_MAX_EXTRA; e++)
+        dt_array_release(&n->extra[e]);
+}
+
+/* Inputs that want a gradient: of parameters (and what was made from them), or of the rest. */
+static uint32_t wanted(const dti_node *n, bool weights)
+{
+    uint32_t mask = 0;
+    for (int i = 0; i < n->nin; i++) {
+        const dt_tensor *x = n->in[i];
+        const bool never = n->op && (n->op->no_grad_in >> i & 1);
+        if (x && x->requires_grad && !never && x->weight_side == weights)
+            mask |= 1u << i;
+    }
+    return mask;
+}
+
+static bool has_gradient(const dti_node *n)
+{
+    for (int j = 0; j < n->nout; j++) {
+        if (n->out[j]->grad.array.storage)
+            return true;
+    }
+    return false;
+}
+
+static dt_status visit_marker(dt_tape *t, dti_node *n, dt_walk walk)
+{
+    if (n->pair >= 0)
+        n->reached = t->node[n->pair]->reached;
+    else if (has_gradient(n))
+        n->reached = true;
+    if (n->reached && n->marker)
+        DT_TRY(n->marker(t, n->marker_arg, walk));
+    return DT_OK;
+}
+
+static dt_status visit(dt_tape *t, dti_node *n, dt_walk walk)
+{
+    if (n->is_marker)
+        return visit_marker(t, n, walk);
+    if (!has_gradient(n)) {
+        if (walk != DT_WALK_INPUT)
+            keep_saved(n, 0);
+        return DT_OK;
+    }
+    const uint32_t inputs = wanted(n, false), weights = wanted(n, true);
+    const uint32_t need = walk == DT_WALK_ALL     ? inputs | weights
+                          : walk == DT_WALK_INPUT ? inputs
+                                                  : weights;
+    if (need)
+        DT_TRY(n->backward(t, n, need));
+    const uint32_t later = walk == DT_WALK_INPUT ? weights : 0;
+    keep_saved(n, later);
+    for (int j = 0; j < n->nout && !later; j++)
+        dti_local_release(&n->out[j]->grad);
+    return DT_OK;
+}
+
+static dt_status walk_tape(dt_tape *t, dt_walk walk)
+{
+    for (int64_t i = t->nnodes - 1; i >= 0; i--) {
+        const dt_status st = visit(t, t->node[i], walk);
+        if (st != DT_OK)
+            return dt_tape_fail(t, dt_error_push(st, __FILE__, __LINE__, t->node[i]->path));
+    }
+    return DT_OK;
+}
+
+static dt_status seed(dt_tape *t, int n, dt_tensor *const *outputs, const dt_local *grads)
+{
+    DT_TRY(dt_tape_status(t));
+    DT_REQUIRE(!t->walked, DT_ERR_STATE, "this tape has been walked already; record again");
+    DT_REQUIRE(!t->options.no_grad, DT_ERR_STATE, "a tape made with no_grad has no gradients");
+    t->walked = true;
+    for (int i = 0; i < n; i++) {
+        if (!grads[i].array.storage)
+            continue;
+        DT_REQUIRE(outputs[i]->tape == t, DT_ERR_STATE, "output %d is not on this tape", i);
+        DT_REQUIRE(outputs[i]->requires_grad, DT_ERR_STATE,
+                   "output %d depends on nothing that wants a gradient", i);
+        dt_local g = {grads[i].layout, dt_array_share(&grads[i].array)};
+        DT_TRY(dti_deliver(outputs[i], &g));
+    }
+    return DT_OK;
+}
+
+dt_status dt_backward_from(dt_tape *t, int n, dt_tensor *const *outputs, const dt_local *grads)
+{
+    DT_TRY(seed(t, n, outputs, grads));
+    DT_TRY(walk_tape(t, DT_WALK_ALL));
+    return DT_OK;
+}
+
+dt_status dt_backward_input(dt_tape *t, int n, dt_tensor *const *outputs, const dt_local *grads)
+{
+    DT_TRY(seed(t, n, outputs, grads));
+    t->input_walked = true;
+    DT_TRY(walk_tape(t, DT_WALK_INPUT));
+    return DT_OK;
+}
+
+dt_status dt_backward_weight(dt_tape *t)
+{
+    DT_TRY(dt_tape_status(t));
+    DT_REQUIRE(t->input_walked, DT_ERR_STATE, "dt_backward_weight comes after dt_backward_input");
+    t->input_walked = false;
+    DT_TRY(walk_tape(t, DT_WALK_WEIGHT));
+    return DT_OK;
+}
+
+dt_status dt_backward(dt_tape *t, dt_tensor *loss)
+{
+    DT_TRY(dt_tape_status(t));
+    DT_REQUIRE(!loss->failed && dt_shape_count(loss->layout->shape) == 1 && !loss->dropped,
+               DT_ERR_SHAPE, "backward starts at a loss of one element");
+    dt_mesh *mesh = dt_layout_mesh(loss->layout);
+    const dt_layout dual = dt_layout_dual(loss->layout);
+    dt_local one = {0};
+    DT_TRY(dt_mesh_layout(mesh, &dual, &one.layout));
+    DT_TRY(dt_array_create(dt_mesh_heap(mesh), loss->local.dtype, loss->local.shape,
+                           DT_TAG_GRADIENT, &one.array));
+    dt_array_fill(&one.array, 1.0);
+    const dt_status st = dt_backward_from(t, 1, &loss, &one);
+    dti_local_release(&one);
+    if (st != DT_OK)
+        return dt_error_push(st, __FILE__, __LINE__, __func__);
+    return DT_OK;
+}
+
+/* ---- markers ---- */
+
+static int mark(dt_tape *t, const char *name, dt_marker fn, void *arg, int n,
+                dt_tensor *const *watched)
+{
+    if (t->options.no_grad || t->status != DT_OK)
+        return -1;
+    dti_node *node = dti_append(t, name, 0, NULL, n, watched, NULL);
+    if (!node)
+        return -1;
+    node->is_marker = true;
+    node->marker = fn;
+    node->marker_arg = arg;
+    return (int)(t->nnodes - 1);
+}
+
+int dt_tape_mark_end(dt_tape *t, dt_marker fn, void *arg, int n, dt_tensor *const *watched)
+{
+    return mark(t, "end", fn, arg, n, watched);
+}
+
+int dt_tape_mark_begin(dt_tape *t, dt_marker fn, void *arg)
+{
+    return mark(t, "begin", fn, arg, 0, NULL);
+}
+
+void dt_tape_mark_pair(dt_tape *t, int begin, int end)
+{
+    if (begin >= 0 && end >= 0)
+        t->node[begin]->pair = end;
+}

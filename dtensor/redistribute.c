@@ -1,0 +1,78 @@
+/* dtensor/redistribute.c - the one op that moves data: from layout to layout, as a node of the tape.
+ *
+ *   forward    y = x, placed as asked
+ *   backward   dx = dy, placed as the dual of x's layout on the axes that changed; P on other axes passes through.
+ *              Equal layouts: every P axis of dy is reduced. That is f of Megatron-LM (Shoeybi et al. 2019); its g is
+ *              P -> R forward and nothing backward.
+ * Read first: dtensor/move.c. */
+#include "dtensor/ops/dt_ops.h"
+#include "dtensor/tape_internal.h"
+
+static dt_status backward(dt_tape *t, dti_node *n, uint32_t need)
+{
+    (void)t;
+    (void)need;
+    dt_tensor *x = n->in[0];
+    dt_local *dy = &n->out[0]->grad;
+    const dt_layout *src = x->layout, *out = n->out[0]->layout;
+    uint8_t changed = 0;
+    for (int axis = 0; axis < src->grid->naxes; axis++) {
+        const dt_placement a = dt_layout_at(src, axis), b = dt_layout_at(out, axis);
+        if (src == out || a.kind != b.kind || a.dim != b.dim)
+            changed = (uint8_t)(changed | 1u << axis);
+    }
+    dt_layout dual = dt_layout_dual(src);
+    dual.partial = (uint8_t)(dy->layout->partial & ~changed);
+    const dt_layout *dst = NULL;
+    dt_local dx = {0};
+    DT_TRY(dt_mesh_layout(dt_layout_mesh(src), &dual, &dst));
+    DT_TRY(dt_move(1, dy, &dst, 0, n->path, DT_TAG_GRADIENT, &dx));
+    DT_TRY(dti_deliver(x, &dx));
+    return DT_OK;
+}
+
+static dt_status redistribute(dt_tape *t, dt_tensor *x, const dt_layout *layout, dt_tensor **out)
+{
+    DT_REQUIRE(layout->grid == x->layout->grid, DT_ERR_PLACEMENT, "the layout is of another mesh");
+    dt_local moved = {0};
+    const dt_local src = {x->layout, x->local};
+    DT_TRY(dt_move(1, &src, &layout, 0, dt_tape_path(t), DT_TAG_ACTIVATION, &moved));
+    dt_tensor *y = dti_tensor(t, layout);
+    if (!y) {
+        dti_local_release(&moved);
+        return DT_ERROR(DT_ERR_NOMEM, "a tensor");
+    }
+    y->local = moved.array;
+    if (dti_wants_grad(t, 1, &x, 0)) {
+        y->requires_grad = true;
+        y->weight_side = x->weight_side;
+        DT_REQUIRE(dti_append(t, "redistribute", 1, &x, 1, &y, backward), DT_ERR_NOMEM, "a node");
+    }
+    *out = y;
+    return DT_OK;
+}
+
+dt_tensor *(dt_redistribute_to)(dt_tape *t, dt_tensor *x, const dt_layout *layout)
+{
+    dt_tensor *y = NULL;
+    if (!dti_usable(t, "redistribute", 1, &x))
+        return dt_tape_failed(t);
+    const dt_status st = redistribute(t, x, layout, &y);
+    return st == DT_OK ? y : dti_fail(t, st, "redistribute", 1, &x);
+}
+
+dt_tensor *(dt_redistribute)(dt_tape *t, dt_tensor *x, const char *text)
+{
+    if (!dti_usable(t, "redistribute", 1, &x))
+        return dt_tape_failed(t);
+    const dt_layout *layout = NULL;
+    const dt_status st =
+        dt_mesh_layout_text(dt_layout_mesh(x->layout), x->layout->shape, text, &layout);
+    return st == DT_OK ? (dt_redistribute_to)(t, x, layout)
+                       : dti_fail(t, st, "redistribute", 1, &x);
+}
+
+dt_tensor *(dt_full)(dt_tape *t, dt_tensor *x)
+{
+    return (dt_redistribute)(t, x, "");
+}

@@ -1,0 +1,107 @@
+/* dtensor/tape_internal.h - what the files of this folder share: the tensor, the tape and its nodes. */
+#pragma once
+
+#include "dtensor/dt_op.h"
+
+struct dt_tensor {
+    const dt_layout *layout;
+    dt_array local;
+    dt_tape *tape; /* owner; NULL: a leaf, owned by the caller or a module */
+    dt_local grad; /* leaf: accumulated over tapes; else: what has arrived so far in this walk */
+    char *name;    /* leaves only */
+    bool requires_grad;
+    bool weight_side; /* a parameter, or made from one by unary ops: its gradient may wait */
+    bool failed, dropped;
+};
+
+/* A rule applied to given layouts; cached by the mesh. */
+typedef struct dti_rule {
+    int nout;
+    const dt_layout *out[DT_OP_MAX_OUT];
+    uint8_t zeroed[DT_OP_MAX_IN];
+    const dt_layout *grad[DT_OP_MAX_IN]; /* declared by dt_local_map; NULL: derived */
+} dti_rule;
+
+typedef struct dti_node dti_node;
+
+/* What a node does when the walk reaches it: from out[j]->grad to dti_deliver(in[i], ...), for the inputs in `need`. */
+typedef dt_status (*dti_backward)(dt_tape *t, dti_node *n, uint32_t need);
+
+struct dti_node {
+    const char *name;
+    dti_backward backward;
+    int nin, nout;
+    dt_tensor **in, **out;
+    const char *path, *where;
+    /* ops */
+    const dt_op *op;
+    const void *attr;
+    const dti_rule *rule;
+    dt_array *saved_in, *saved_out; /* nin, nout entries; storage NULL where not saved; or NULL */
+    dt_array extra[DT_OP_MAX_EXTRA];
+    /* markers */
+    bool is_marker, reached;
+    int pair; /* begin markers: index of the end marker; else -1 */
+    dt_marker marker;
+    void *marker_arg;
+};
+
+struct dt_tape {
+    dt_tape_options options;
+    dt_mesh *mesh;
+    dti_node **node;
+    int64_t nnodes, node_capacity;
+    dt_tensor **tensor; /* every tensor it owns, in order of creation */
+    int64_t ntensors, tensor_capacity;
+    int64_t *scope; /* start of each open scope in `tensor` */
+    int64_t nscopes, scope_capacity;
+    struct dti_frame {
+        const char *path;
+        int ordinal;
+    } * frame; /* open module calls */
+    int64_t nframes, frame_capacity;
+    struct dti_block *block, *spare; /* arena, newest first; blocks to use again */
+    dt_tensor *failed;
+    dt_status status;
+    char *trace; /* of the first error */
+    const char *where;
+    bool walked, input_walked;
+};
+
+/* Zeroed memory that lives until the tape is reset; NULL when there is none. */
+void *dti_alloc(dt_tape *t, size_t bytes);
+/* A new tensor of the tape with an unset local array; NULL when there is no memory. */
+dt_tensor *dti_tensor(dt_tape *t, const dt_layout *layout);
+/* Append a node; NULL when there is no memory. */
+dti_node *dti_append(dt_tape *t, const char *name, int nin, dt_tensor *const *in, int nout,
+                     dt_tensor *const *out, dti_backward backward);
+/* Fail the tape with the thread's trace and say which op it was; gives the failed tensor. */
+dt_tensor *dti_fail(dt_tape *t, dt_status st, const char *op, int nin, dt_tensor *const *in);
+/* True if the op can run: no operand failed, was dropped or is of another tape or mesh; else the tape has failed. */
+bool dti_usable(dt_tape *t, const char *op, int nin, dt_tensor *const *in);
+bool dti_wants_grad(const dt_tape *t, int nin, dt_tensor *const *in, uint32_t no_grad_in);
+
+/* Run an op under a rule that is already known (dt_op_apply_n looks it up; dt_local_map declares it). */
+void dti_run(dt_tape *t, const dt_op *op, const void *attr, const dti_rule *rule, int nin,
+             dt_tensor *const *in, int nout, dt_tensor **out);
+
+/* A call as ops see it, and what the dispatcher keeps behind it. */
+enum { DTI_MAX_SCRATCH = 4 };
+typedef struct dti_call {
+    dt_op_call c; /* first: the functions for ops cast back */
+    dt_mesh *mesh;
+    dt_array scratch[DTI_MAX_SCRATCH];
+    int nscratch;
+} dti_call;
+/* Does this op see f32 in place of `dtype`? */
+bool dti_widens(const dt_op *op, dt_dtype dtype);
+void dti_call_release(dti_call *k); /* in, out, din, dout, extra, scratch */
+dt_status dti_op_backward(dt_tape *t, dti_node *n, uint32_t need);
+
+/* Add a gradient to a tensor; takes g's reference over. R + P is P. */
+dt_status dti_deliver(dt_tensor *x, dt_local *g);
+/* R -> P on the axes of `partial` where x is not P yet: rank 0 keeps the value, others take zero. */
+dt_status dti_make_partial(dt_local *x, uint8_t partial, dt_tag tag);
+/* Is this rank at 0 on every axis of `axes`? */
+bool dti_holds_value(const dt_layout *layout, uint8_t axes);
+void dti_local_release(dt_local *x);
