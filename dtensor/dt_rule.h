@@ -18,7 +18,8 @@ enum { DT_OP_MAX_IN = 8, DT_OP_MAX_OUT = 8 };
 typedef struct dt_rule {
     const char *name;                     /* of the op, for messages */
     const void *attr;
-    uint32_t linear;
+    uint32_t linear;                      /* bit i: linear in operand i */
+    uint32_t no_grad;                     /* bit i: operand i has no gradient (ids); for the prices of fixes only */
     int nin, nout;
     const dt_layout *in[DT_OP_MAX_IN];    /* NULL: optional operand left out */
     dt_layout out[DT_OP_MAX_OUT];         /* filled; grid and global shape too */
