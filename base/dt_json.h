@@ -1,5 +1,6 @@
-/* base/dt_json.h - reading JSON: files, and fields with a type, with messages that say what is wrong and
- * where. Everything else is plain jansson, which this header includes. Read next: base/dt_options.h. */
+/* base/dt_json.h - reading JSON: files, and fields with a type, with messages that say what is
+ * wrong and where. Everything else is plain jansson, which this header includes. Read next:
+ * base/dt_options.h. */
 #pragma once
 
 #include "base/dt_types.h"
@@ -14,9 +15,9 @@ DT_NODISCARD dt_status dt_json_load(const char *path, json_t **object_out);
 DT_NODISCARD dt_status dt_json_parse(const char *text, size_t size_bytes, const char *where,
                                      json_t **object_out);
 
-/* One field of an object. `where` (usually the file's path) goes into messages. A missing field, or one
- * that is null, gives *fallback; without a fallback (NULL) it is an error. A double takes integers too.
- * The string belongs to the object, and its fallback is the text itself.
+/* One field of an object. `where` (usually the file's path) goes into messages. A missing field, or
+ * one that is null, gives *fallback; without a fallback (NULL) it is an error. A double takes
+ * integers too. The string belongs to the object, and its fallback is the text itself.
  * Errors: DT_ERR_FORMAT: missing, or of another type. */
 DT_NODISCARD dt_status dt_json_int(const json_t *object, const char *where, const char *key,
                                    const int64_t *fallback, int64_t *value_out);

@@ -1,8 +1,9 @@
-/* base/dt_random.h - counter-based random numbers: a value is a pure function of (key, counter), so it
- * does not depend on who computes it, in which order, or on how many ranks.
+/* base/dt_random.h - counter-based random numbers: a value is a pure function of (key, counter), so
+ * it does not depend on who computes it, in which order, or on how many ranks.
  *
  * Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3" (Philox4x32-10). Normal
- * variates use only + - * / sqrt in double, so that every compiler, CPU and GPU gives the same bits. */
+ * variates use only + - * / sqrt in double, so that every compiler, CPU and GPU gives the same
+ * bits. */
 #pragma once
 
 #include "base/dt_types.h"
@@ -11,7 +12,8 @@ typedef struct dt_key {
     uint32_t word[2];
 } dt_key;
 
-/* A key from a seed and any number of words; from a seed and a text (parameter name, module path). */
+/* A key from a seed and any number of words; from a seed and a text (parameter name, module
+ * path). */
 dt_key dt_key_make(uint64_t seed, uint64_t a, uint64_t b);
 dt_key dt_key_named(uint64_t seed, const char *name);
 /* A key that differs from `key` for every different `a`. */

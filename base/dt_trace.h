@@ -1,5 +1,5 @@
-/* base/dt_trace.h - what happened when, in order: spans and moments recorded by a rank, for tests that
- * assert an order and for pictures (chrome://tracing JSON). Off (NULL) it costs one test. */
+/* base/dt_trace.h - what happened when, in order: spans and moments recorded by a rank, for tests
+ * that assert an order and for pictures (chrome://tracing JSON). Off (NULL) it costs one test. */
 #pragma once
 
 #include "base/dt_types.h"

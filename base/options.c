@@ -1,5 +1,5 @@
-/* base/options.c - reading options from the command line and the file. Read next: base/options_value.c
- * (texts as values, the getters) and base/options_print.c. */
+/* base/options.c - reading options from the command line and the file. Read next:
+ * base/options_value.c (texts as values, the getters) and base/options_print.c. */
 #include "base/options_internal.h"
 
 #include "base/dt_json.h"

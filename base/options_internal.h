@@ -6,8 +6,8 @@
 /* Where a value came from, the weaker first. */
 typedef enum dti_source { DTI_DEFAULT, DTI_FILE, DTI_COMMAND_LINE } dti_source;
 
-/* Arrays have one entry a line of the table. Values are kept as the text that was checked when it came
- * in; getters convert it again. */
+/* Arrays have one entry a line of the table. Values are kept as the text that was checked when it
+ * came in; getters convert it again. */
 struct dt_options {
     const dt_option *table;
     int count;

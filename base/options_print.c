@@ -47,7 +47,7 @@ void dt_options_print_help(const dt_option *table, int count, const char *progra
     }
 }
 
-/* Integers as text keep all digits; a float's text is converted to the same double by JSON readers. */
+/* The value in JSON's own type. */
 static json_t *json_of(const dt_option *option, const char *text)
 {
     dti_number number;

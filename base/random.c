@@ -1,11 +1,12 @@
 /* base/random.c - Philox4x32-10, and uniform and normal numbers from its words.
  *
- * Element i of a sequence is word i % 4 of block i / 4, so one block gives four numbers and every number
- * stands on its own. A normal number is the inverse of the normal distribution at (word + 1/2) / 2^32:
- * its tails end at 6.2 deviations, and word w and its complement give z and -z exactly.
+ * Element i of a sequence is word i % 4 of block i / 4, so one block gives four numbers and every
+ * number stands on its own. A normal number is the inverse of the normal distribution at (word +
+ * 1/2) / 2^32: its tails end at 6.2 deviations, and word w and its complement give z and -z
+ * exactly.
  *
- * Sources: Salmon et al. 2011 (Philox); Wichura 1988, Algorithm AS 241 (inverse normal distribution);
- * Stafford 2011, "Better bit mixing", variant 13 (keys); FNV-1a (names). */
+ * Sources: Salmon et al. 2011 (Philox); Wichura 1988, Algorithm AS 241 (inverse normal
+ * distribution); Stafford 2011, "Better bit mixing", variant 13 (keys); FNV-1a (names). */
 #include "base/dt_random.h"
 
 #include <math.h>

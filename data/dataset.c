@@ -1,5 +1,5 @@
-/* data/dataset.c - see data/dt_data.h. Files are mapped read-only, so opening costs nothing and ranks of
- * one machine share the pages. */
+/* data/dataset.c - see data/dt_data.h. Files are mapped read-only, so opening costs nothing and
+ * ranks of one machine share the pages. */
 #include "data/dt_data.h"
 
 #include <errno.h>

@@ -1,5 +1,6 @@
 #!/bin/sh
-# tests/base/check_layers_test.sh CHECK_LAYERS - plants each forbidden include in a small tree, and wants it found.
+# tests/base/check_layers_test.sh CHECK_LAYERS - plants each forbidden include in a small tree, and
+# wants it found.
 check=$1
 tree=$(mktemp -d) || exit 2
 trap 'rm -rf "$tree"' EXIT

@@ -1,5 +1,6 @@
-"""Prints the numbers that tests/base/test_random.c expects, from the published definitions and Python's own
-inverse normal distribution (statistics.NormalDist, which is AS 241 with the C library's logarithm)."""
+"""Prints the numbers that tests/base/test_random.c expects, from the published definitions
+and Python's own inverse normal distribution (statistics.NormalDist: AS 241
+with the C library's logarithm)."""
 from statistics import NormalDist
 import struct
 

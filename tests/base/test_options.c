@@ -1,5 +1,5 @@
-/* tests/base/test_options.c - the option table: order of precedence, every type, every kind of mistake, and
- * printing that reads back. */
+/* tests/base/test_options.c - the option table: order of precedence, every type, every kind of
+ * mistake, and printing that reads back. */
 #include "base/dt_json.h"
 #include "base/dt_options.h"
 #include "tests/harness.h"

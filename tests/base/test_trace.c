@@ -1,4 +1,5 @@
-/* tests/base/test_trace.c - events keep their order, from several threads too; the file is Chrome's. */
+/* tests/base/test_trace.c - events keep their order, from several threads too; the file is
+ * Chrome's. */
 #include "base/dt_json.h"
 #include "base/dt_trace.h"
 #include "tests/harness.h"

@@ -1,5 +1,5 @@
-/* tests/data/test_dataset.c - what batches contain, against the formulas of the file formats; and every bad
- * file. */
+/* tests/data/test_dataset.c - what batches contain, against the formulas of the file formats; and
+ * every bad file. */
 #include "data/dt_data.h"
 #include "tests/harness.h"
 
@@ -152,7 +152,8 @@ START_TEST(positions)
 }
 END_TEST
 
-/* The golden files' rule: entry (s*B + j)*T + t of the labels is the target of sample j of step s at t. */
+/* The golden files' rule: entry (s*B + j)*T + t of the labels is the target of sample j of step s
+ * at t. */
 START_TEST(labels)
 {
     enum { B = 3, T = 4, STEPS = 2, LABELS = STEPS * B * T };
