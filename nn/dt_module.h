@@ -57,8 +57,8 @@ void dt_module_destroy(dt_module **module);
 void *dt_module_state(dt_module *m);
 const char *dt_module_kind_name(const dt_module *m);
 
-/* Add a child under a name ("layers", "0", "self_attn"); the parent owns it. *child becomes NULL in the caller's hands
- * only in so far as the parent now destroys it. Errors: DT_ERR_ARG for a name used twice. */
+/* Add a child under a name ("layers", "0", "self_attn"); the parent owns it from then on.
+ * Errors: DT_ERR_ARG for a name used twice; then the child is still the caller's. */
 DT_NODISCARD dt_status dt_module_add(dt_module *m, const char *name, dt_module *child);
 /* Add a parameter "weight"; file_shape NULL: the shape. Full names follow from the path when the root is complete
  * (dt_module_finish). */
@@ -120,8 +120,8 @@ DT_NODISCARD dt_status dt_module_place(dt_module *m, dt_mesh *mesh, const char *
 /* dt_module_materialize - allocate this rank's parts on the meshes' devices and fill them with initial values. Unplaced
  * parameters are R on `mesh`. Same values on any mesh.   Errors: DT_ERR_NOMEM names the parameter. */
 DT_NODISCARD dt_status dt_module_materialize(dt_module *m, dt_mesh *mesh, uint64_t seed);
-/* Bytes of parameters that this rank holds (of its layouts, also before materialize). */
-int64_t dt_module_local_bytes(dt_module *m, dt_mesh *mesh);
+/* Bytes of parameters that this rank holds by their layouts, also before materialize; all bytes where not placed. */
+int64_t dt_module_local_bytes(dt_module *m);
 /* dt_module_reduce_grads - bring every gradient to its parameter's own placement, once a step: one coalesced call per
  * collective and axis set. Collective: over the axes on which gradients are P.   Blocks: yes. */
 DT_NODISCARD dt_status dt_module_reduce_grads(dt_module *m);

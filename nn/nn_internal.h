@@ -1,0 +1,33 @@
+/* nn/nn_internal.h - the module, for the files of this folder. */
+#pragma once
+
+#include "nn/dt_module.h"
+
+typedef struct dti_transform {
+    dt_transform before, after;
+    void *arg;
+    void (*free_arg)(void *arg);
+} dti_transform;
+
+typedef struct dti_slot {
+    char *name; /* "weight" */
+    dt_param *param;
+} dti_slot;
+
+struct dt_module {
+    const dt_module_kind *kind;
+    void *state;
+    char *name; /* in the parent */
+    char *path;
+    dt_module *parent;
+    dt_module **child;
+    int64_t nchildren, child_capacity;
+    dti_slot *slot;
+    int64_t nslots, slot_capacity;
+    dt_param **params; /* dt_module_params: gathered anew at each call */
+    int64_t param_capacity;
+    dti_transform *transform;
+    int64_t ntransforms, transform_capacity;
+    dt_lifetime *lifetime;
+    int64_t nlifetimes, lifetime_capacity;
+};
