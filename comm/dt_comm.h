@@ -30,11 +30,11 @@ typedef enum dt_backend {
 } dt_backend;
 
 typedef struct dt_world_options {
-    dt_backend backend;  /* AUTO: mpi when launched by mpirun or srun, else self */
-    int fake_rank, fake_size;  /* FAKE: which rank of how many this process plays */
-    double timeout_s;    /* of every wait; 0: 300 */
-    int64_t piece;       /* most elements moved by one call of the backend; 0: 2^28 */
-    dt_trace *trace;     /* borrowed; NULL: none */
+    dt_backend backend;       /* AUTO: mpi when launched by mpirun or srun, else self */
+    int fake_rank, fake_size; /* FAKE: which rank of how many this process plays */
+    double timeout_s;         /* of every wait; 0: 300 */
+    int64_t piece;            /* most elements moved by one call of the backend; 0: 2^28 */
+    dt_trace *trace;          /* borrowed; NULL: none */
     dt_heap_options heap;
 } dt_world_options;
 
@@ -65,7 +65,11 @@ bool dt_world_explain(const dt_world *world);
 void dt_world_set_explain(dt_world *world, bool on);
 bool dt_world_check(const dt_world *world, const char *what);
 bool dt_world_fault(const dt_world *world, const char *name);
+void dt_world_set_check(dt_world *world, const char *names); /* comma list; "" none */
 void dt_world_set_fault(dt_world *world, const char *names); /* comma list; "" none */
+/* Calls of these kinds (bits 1 << dt_call) take delay_ms longer, as on a slow network (tests of overlap).
+ * DT_FAULT=slow_comm:MS does it for all kinds; the other faults of comm/ are listed in switches.c. */
+void dt_world_set_delay(dt_world *world, unsigned kinds, int delay_ms);
 
 /* ---- communicators ---- */
 
@@ -75,9 +79,12 @@ void dt_world_set_fault(dt_world *world, const char *names); /* comma list; "" n
 DT_NODISCARD dt_status dt_comm_create(dt_world *world, const int *ranks, int nranks, int channel,
                                       dt_comm **comm_out);
 void dt_comm_destroy(dt_comm **comm);
+/* Axes to name it by in messages, besides its ranks. A mesh does this. */
+void dt_comm_set_axes(dt_comm *comm, const char *axes);
 int dt_comm_rank(const dt_comm *comm); /* mine in it, -1 if I am not a member */
 int dt_comm_size(const dt_comm *comm);
-int dt_world_comms_created(const dt_world *world); /* communicators of size > 1 made so far (tests) */
+int dt_world_comms_created(
+    const dt_world *world); /* communicators of size > 1 made so far (tests) */
 
 /* One tensor's part in a collective. Counts are elements per rank of the communicator, in its order, copied by
  * the call; NULL means even (count / size). Arrays are contiguous; in and out hold the pieces one after the
@@ -107,15 +114,18 @@ DT_NODISCARD dt_status dt_all_to_all(dt_comm *comm, int n, const dt_part *part, 
                                      dt_work **work_out);
 DT_NODISCARD dt_status dt_broadcast(dt_comm *comm, int root, int n, const dt_part *part,
                                     const char *label, dt_work **work_out);
-/* Point to point; matched in order per pair and communicator. */
+/* Point to point; matched in order per pair and communicator. Neither holds up later calls of the lane, so
+ * two ranks may both send first; a later collective on the same communicator waits for them. */
 DT_NODISCARD dt_status dt_send(dt_comm *comm, int to, int n, const dt_array *const *arrays,
                                const char *label, dt_work **work_out);
 DT_NODISCARD dt_status dt_recv(dt_comm *comm, int from, int n, dt_array *const *arrays,
                                const char *label, dt_work **work_out);
 DT_NODISCARD dt_status dt_barrier(dt_comm *comm, const char *label, dt_work **work_out);
 
-/* Wait and free; *work becomes NULL. Accepts NULL. May run queued work on the calling thread instead of waking
- * a worker. Blocks: yes. Errors: DT_ERR_TIMEOUT names the call, its sequence number and the ranks that have not
+/* Wait and free; *work becomes NULL. Accepts NULL. Runs queued calls of the channel, up to this one, on the
+ * calling thread. Channels 1..3 have a worker that runs them in the background from the call on; channel 0 has
+ * none: its calls run when they are waited for. After an error that is not of DT_CHECK the world is dead:
+ * every later call fails at once. Blocks: yes. Errors: DT_ERR_TIMEOUT names the call, its sequence number and the ranks that have not
  * arrived; DT_ERR_COMM when a peer failed. */
 DT_NODISCARD dt_status dt_work_wait(dt_work **work);
 
@@ -129,27 +139,29 @@ dt_comm *dt_world_comm(dt_world *world);
 
 /* ---- counters ---- */
 
-#define DT_CALL_TABLE(X)                 \
-    X(ALL_GATHER, "all-gather")          \
-    X(REDUCE_SCATTER, "reduce-scatter")  \
-    X(ALL_REDUCE, "all-reduce")          \
-    X(ALL_TO_ALL, "all-to-all")          \
-    X(BROADCAST, "broadcast")            \
-    X(SEND, "send")                      \
-    X(RECV, "recv")                      \
+#define DT_CALL_TABLE(X)                \
+    X(ALL_GATHER, "all-gather")         \
+    X(REDUCE_SCATTER, "reduce-scatter") \
+    X(ALL_REDUCE, "all-reduce")         \
+    X(ALL_TO_ALL, "all-to-all")         \
+    X(BROADCAST, "broadcast")           \
+    X(SEND, "send")                     \
+    X(RECV, "recv")                     \
     X(BARRIER, "barrier")
 
 typedef enum dt_call {
 #define X(name, text) DT_CALL_##name,
     DT_CALL_TABLE(X)
 #undef X
-    DT_NCALLS
+        DT_NCALLS
 } dt_call;
 
 const char *dt_call_name(dt_call kind);
 
-/* Calls (size-1 communicators and the _sync host values are not counted) and payload bytes that this rank
- * sends, by the cost formulas above. */
+/* Calls (size-1 communicators and the _sync host values are not counted) and payload bytes of this rank, k
+ * ranks: all_gather and reduce_scatter whole * (k-1) / k, all_reduce 2 * whole * (k-1) / k, rounded down per part
+ * and the same on all ranks however uneven the pieces are; all_to_all what it sends to others; broadcast the
+ * whole on the root, 0 elsewhere; send its bytes, recv and barrier 0. */
 typedef struct dt_counts {
     int64_t calls[DT_NCALLS];
     int64_t bytes[DT_NCALLS];
@@ -160,4 +172,5 @@ dt_counts dt_world_counts(const dt_world *world); /* all communicators together 
 dt_counts dt_comm_counts(const dt_comm *comm);
 void dt_world_reset_counts(dt_world *world);
 /* The last calls of this rank, newest last: sequence number, kind, label, bytes, state. */
-void dt_world_print_ring(const dt_world *world, void (*print)(void *arg, const char *line), void *arg);
+void dt_world_print_ring(const dt_world *world, void (*print)(void *arg, const char *line),
+                         void *arg);

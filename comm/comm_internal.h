@@ -1,0 +1,252 @@
+/* comm/comm_internal.h - how a call travels through comm/.
+ *
+ *   call.c      checks the arguments, builds a dt_work: which bytes go to whom      host thread
+ *   record.c    counts it, keeps it in the ring, prints DT_EXPLAIN's line           host thread
+ *   lane.c      queues it on its channel's lane; runs it in order                   host or worker
+ *   run.c       the algorithm, the same for all backends, in terms of `exchange`    host or worker
+ *   threads.c, mpi.c, fake.c   exchange                                             host or worker
+ *   work.c      waits, gives storage references back                                host thread
+ *
+ * A work owns all the memory that running it needs before it is queued, so that workers never
+ * allocate. Read next: run.c, lane.c. */
+#pragma once
+
+#include "comm/dt_comm.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+enum {
+    DTI_CHANNELS = 4,
+    DTI_LABEL_BYTES = 64,
+    DTI_NAME_BYTES = 96,
+    DTI_MESSAGE_BYTES = 1024,
+    DTI_RING = 256,
+    DTI_SLICE_MS = 5, /* a sleeping wait looks this often whether a peer has failed */
+};
+
+/* Bytes for or from one peer. A receive piece with bytes but no data borrows: the exchange sets
+ * `data` to the sender's own bytes, which may be read until `finish` (backends that lend). */
+typedef struct dti_piece {
+    char *data;
+    size_t bytes;
+} dti_piece;
+
+/* n parts, and in each a piece for every peer: send[part * width + rank of the communicator]. */
+typedef struct dti_exchange {
+    int n, width;
+    size_t *element_bytes; /* of each part */
+    dti_piece *send, *recv;
+} dti_exchange;
+
+typedef struct dti_backend {
+    bool lends; /* borrowing pieces are possible */
+    bool polls; /* point-to-point calls move only while somebody tests them */
+    dt_status (*comm_open)(dt_comm *comm);
+    void (*comm_close)(dt_comm *comm);
+    void (*world_close)(dt_world *world); /* may be NULL */
+    /* Bytes of w->scratch for this work; asked when its exchanges are built. */
+    size_t (*scratch_bytes)(const dt_work *w);
+    /* Move the pieces between all members (not those for oneself). Blocks until w->deadline_s. */
+    dt_status (*exchange)(dt_work *w, const dti_exchange *x);
+    /* Blocks until no peer reads this rank's bytes any more. */
+    dt_status (*finish)(dt_work *w);
+    /* Point to point: begin; look whether it is done; forget it (true if it was done after all). */
+    dt_status (*start)(dt_work *w);
+    dt_status (*test)(dt_work *w, bool *done_out);
+    bool (*cancel)(dt_work *w);
+} dti_backend;
+
+typedef enum dti_state { DTI_QUEUED, DTI_RUNNING, DTI_FLYING, DTI_DONE } dti_state;
+
+/* One part as the call gave it: references to the storages, and where a reduction goes. */
+typedef struct dti_operand {
+    dt_array in, out;
+    dt_dtype dtype;
+    char *sum;         /* reduce_scatter, all_reduce: my chunk of the result */
+    int64_t sum_count; /* elements */
+    char *saved;       /* for faults: these bytes replace ... */
+    dti_piece restore; /* ... these after the call */
+} dti_operand;
+
+/* What DT_CHECK=collective compares. */
+typedef struct dti_record {
+    uint64_t hash;
+    char text[120];
+} dti_record;
+
+struct dt_work {
+    dt_comm *comm;
+    dt_call kind;
+    dt_reduce op;
+    int peer; /* root, to, from: a rank of the communicator; -1: none */
+    int n;
+    int64_t sequence; /* on its communicator; apart for collectives and point to point */
+    int64_t bytes;    /* payload, as counted */
+    char label[DTI_LABEL_BYTES];
+    bool host_values; /* a _sync call: not counted, no faults, no events */
+    bool swap;        /* fault swap_shards */
+
+    dti_operand *operand;
+    dti_exchange first, second; /* second: all_reduce's all-gather */
+    const void **source;        /* room for a reduction's terms, one a rank */
+    dti_exchange compare;       /* n 0 unless DT_CHECK=collective */
+    dti_record *record;
+    dt_array staging;
+    char *host_copy; /* bytes of no array: a _sync call's values, a barrier's tokens */
+    void *scratch;   /* the backend's */
+
+    dt_trace *trace;
+    double delay_s;    /* injected */
+    double deadline_s; /* on dti_now's clock */
+    double earliest_s; /* point to point: not done before (injected delay) */
+    int64_t ring_index;
+
+    dti_state state; /* guarded by the lane's lock, as are the next four */
+    dt_status status;
+    char message[DTI_MESSAGE_BYTES];
+    dt_work *next;
+    dt_work *next_posted; /* threads.c, guarded by the room's lock */
+    atomic_int landed;    /* threads.c: point to point, 1 + status */
+};
+
+/* The FIFO of one channel of a world. Who holds `running` runs the head of the queue. */
+typedef struct dti_lane {
+    pthread_mutex_t lock;
+    pthread_cond_t wake; /* the worker: there is something to do */
+    pthread_cond_t done; /* waiters: a call has ended, or `running` is free */
+    dt_work *head, *tail;
+    dt_work *flying; /* point-to-point calls that have started */
+    bool running, has_worker, stop;
+    pthread_t worker;
+} dti_lane;
+
+/* Whether and why a world is dead; shared by the ranks of a threads world. */
+typedef struct dti_fate {
+    atomic_int failed; /* 1 + the first rank that failed; 0: alive */
+    pthread_mutex_t lock;
+    char message[DTI_MESSAGE_BYTES];
+} dti_fate;
+
+typedef struct dti_ring_entry {
+    atomic_ullong state; /* index << 2 | dti_ring_state */
+    int64_t sequence, bytes;
+    dt_call kind;
+    char label[DTI_LABEL_BYTES], comm_name[DTI_NAME_BYTES];
+} dti_ring_entry;
+
+typedef enum dti_ring_state {
+    DTI_RING_QUEUED,
+    DTI_RING_RUNS,
+    DTI_RING_DONE,
+    DTI_RING_FAILED
+} dti_ring_state;
+
+struct dt_comm {
+    dt_world *world;
+    int *ranks, size, rank, channel, refs;
+    char axes[DT_NAME_SIZE], name[DTI_NAME_BYTES];
+    int64_t collectives, messages; /* issued so far */
+    dt_counts counts;
+    void *data; /* the backend's */
+    dt_comm *next;
+};
+
+struct dt_world {
+    int rank, size;
+    dt_backend backend;
+    const dti_backend *ops; /* NULL: self */
+    void *data;             /* the backend's */
+    double timeout_s;
+    int64_t piece;
+    dt_heap_options heap_options;
+    dt_heap *heap[3]; /* by dt_device_kind */
+    dt_trace *trace;
+    bool explain;
+    char checks[128], faults[256];
+    double delay_s;
+    unsigned delay_mask; /* 1 << dt_call */
+    dti_fate *fate, own_fate;
+    atomic_bool saw_peer_fail; /* an error of this rank was only that of another */
+    dti_lane lane[DTI_CHANNELS];
+    dt_comm *comms, *all;
+    int comms_created;
+    dt_work
+        *graves; /* failed works: peers may still look at them, so they live as long as the world */
+    dt_counts counts;
+    dti_ring_entry ring[DTI_RING];
+    int64_t ring_next;
+};
+
+/* world.c */
+dt_status dti_world_new(const dt_world_options *options, dt_backend backend, dt_world **world_out);
+dt_status dti_world_ready(dt_world *world); /* after the backend has set rank, size, ops */
+double dti_now(void);                       /* seconds, monotonic */
+struct timespec dti_timespec(double seconds);
+/* A polling wait: yield for 100 us after `since_s`, then sleep 50 us at a time. */
+void dti_pause(double since_s);
+
+/* fate.c */
+void dti_fate_init(dti_fate *fate);
+void dti_break(dt_world *world, const char *message); /* the first failure is kept */
+bool dti_broken(const dt_world *world);
+/* Fail a work: message = "<call> #<n> '<label>' on <communicator>: ...". Breaks the world. */
+DT_PRINTF(3, 4) dt_status dti_fail(dt_work *w, dt_status st, const char *fmt, ...);
+dt_status dti_fail_with_peer(dt_work *w);                  /* the world is broken: say by whom */
+dt_status dti_fail_absent(dt_work *w, const bool *absent); /* deadline passed; one flag a member */
+void dti_describe(const dt_work *w, char *text, size_t size_bytes);
+
+/* switches.c */
+void dti_switches_read(dt_world *world);
+bool dti_fault_hits(const dt_world *world, const char *name, const char *label);
+
+/* comm.c */
+void dti_comm_free(dt_comm *comm);
+void dti_print_ranks(const int *ranks, int n, char *text, size_t size_bytes);
+
+/* work.c: one block of memory with all arrays of a work */
+typedef struct dti_work_plan {
+    dt_call kind;
+    int n, width;
+    bool moves; /* false: only shapes (meta), no pieces */
+    bool reduces, two_steps, compares;
+} dti_work_plan;
+dt_status dti_work_create(dt_comm *comm, dti_work_plan plan, const char *label, dt_work **work_out);
+dt_status dti_work_scratch(dt_work *w); /* when the exchanges are built */
+void dti_work_free(dt_work *w);
+
+/* lane.c */
+void dti_lane_open(dti_lane *lane);
+void dti_lane_close(dt_world *world, dti_lane *lane);
+dt_status dti_lane_issue(dt_work *w);
+void dti_lane_wait(dt_work *w);
+
+/* run.c */
+dt_status dti_run(dt_work *w);
+void dti_prepare_faults(dt_work *w);
+void dti_apply_faults(dt_work *w);
+void dti_prepare_compare(dt_work *w);
+/* Elements [lo, hi) of n that rank r of k owns: chunks of ceil(n / k). */
+int64_t dti_chunk(int64_t n, int k, int r);
+
+/* reduce.c: dst may be one of the sources; a NULL source is zero. Serial. */
+void dti_reduce(void *dst, int nsources, const void *const *source, int64_t n, dt_dtype dtype,
+                dt_reduce op);
+
+/* record.c */
+void dti_record_issue(dt_work *w);
+void dti_ring_mark(const dt_work *w, dti_ring_state state);
+void dti_event(const dt_work *w, const char *kind, dt_trace_phase phase, int lane);
+
+/* sync.c: every rank's bytes, in rank order. */
+dt_status dti_gather_sync(dt_comm *comm, const void *mine, size_t bytes, void *all,
+                          const char *label);
+
+/* Backends. */
+dt_status dti_mpi_open(dt_world *world);
+bool dti_mpi_launched(void);
+dt_status dti_fake_open(dt_world *world, int rank, int size);
+typedef struct dti_group dti_group;
+dt_status dti_group_create(int nranks, dti_group **group_out);
+void dti_group_destroy(dti_group **group);
+void dti_threads_open(dt_world *world, dti_group *group, int rank, int size);

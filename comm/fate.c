@@ -1,0 +1,81 @@
+/* comm/fate.c - how calls fail: who says what, and why one failure ends the waits of all.
+ *
+ * A call that fails while it runs leaves its communicator in an unknown state on other ranks, so the
+ * whole world is dead from then on: every later call fails at once with the first message. */
+#include "comm/comm_internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+void dti_fate_init(dti_fate *fate)
+{
+    atomic_init(&fate->failed, 0);
+    pthread_mutex_init(&fate->lock, NULL);
+    fate->message[0] = '\0';
+}
+
+void dti_break(dt_world *world, const char *message)
+{
+    dti_fate *fate = world->fate;
+    pthread_mutex_lock(&fate->lock);
+    if (atomic_load(&fate->failed) == 0) {
+        (void)snprintf(fate->message, sizeof fate->message, "%s", message);
+        atomic_store(&fate->failed, 1 + world->rank);
+    }
+    pthread_mutex_unlock(&fate->lock);
+}
+
+bool dti_broken(const dt_world *world)
+{
+    return atomic_load(&world->fate->failed) != 0;
+}
+
+void dti_describe(const dt_work *w, char *text, size_t size_bytes)
+{
+    (void)snprintf(text, size_bytes, "%s #%lld '%s' on %s", dt_call_name(w->kind),
+                   (long long)w->sequence, w->label, w->comm->name);
+}
+
+dt_status dti_fail(dt_work *w, dt_status st, const char *fmt, ...)
+{
+    dti_describe(w, w->message, sizeof w->message / 2);
+    const size_t length = strlen(w->message);
+    const int n = snprintf(w->message + length, sizeof w->message - length, ": ");
+    const size_t at = length + (size_t)n;
+    va_list args;
+    va_start(args, fmt);
+    (void)vsnprintf(w->message + at, sizeof w->message - at, fmt, args);
+    va_end(args);
+    dti_break(w->comm->world, w->message);
+    return st;
+}
+
+dt_status dti_fail_with_peer(dt_work *w)
+{
+    dt_world *world = w->comm->world;
+    char why[DTI_MESSAGE_BYTES];
+    pthread_mutex_lock(&world->fate->lock);
+    const int rank = atomic_load(&world->fate->failed) - 1;
+    (void)snprintf(why, sizeof why, "%s", world->fate->message);
+    pthread_mutex_unlock(&world->fate->lock);
+    if (rank != world->rank)
+        atomic_store(&world->saw_peer_fail, true);
+    return dti_fail(w, DT_ERR_COMM, "%s rank %d failed: %s",
+                    rank == world->rank ? "an earlier call of this" : "peer", rank, why);
+}
+
+dt_status dti_fail_absent(dt_work *w, const bool *absent)
+{
+    char text[256] = "";
+    int missing = 0;
+    for (int r = 0; r < w->comm->size; r++) {
+        if (!absent[r])
+            continue;
+        const size_t at = strlen(text);
+        (void)snprintf(text + at, sizeof text - at, "%s%d", missing ? ", " : "", w->comm->ranks[r]);
+        missing++;
+    }
+    return dti_fail(w, DT_ERR_TIMEOUT, "waited %.3g s for %s %s to arrive",
+                    w->comm->world->timeout_s, missing == 1 ? "rank" : "ranks", text);
+}

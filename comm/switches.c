@@ -1,0 +1,90 @@
+/* comm/switches.c - what the environment turns on: DT_EXPLAIN, DT_CHECK, DT_FAULT.
+ *
+ * DT_FAULT is a comma list of name or name:argument. Handled here in comm/, the argument being a part
+ * of the label that a call must have (none: all calls):
+ *   skip_reduce   all_reduce and reduce_scatter give this rank's own terms
+ *   swap_shards   all_gather gives the pieces of ranks 0 and 1 in each other's place
+ *   drop_wait     the result is as it was before the call, as if nobody had waited for it
+ *   slow_comm:MS  every call takes MS milliseconds longer (the argument is a number here) */
+#include "comm/comm_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The entry `name` of a comma list; its argument (may be "") is copied. */
+static bool find_entry(const char *list, const char *name, char *argument, size_t size_bytes)
+{
+    const size_t length = strlen(name);
+    for (const char *at = list; *at;) {
+        const size_t entry = strcspn(at, ",");
+        const size_t head = strcspn(at, ",:");
+        if (head == length && strncmp(at, name, length) == 0) {
+            const int rest = head < entry ? (int)(entry - head - 1) : 0;
+            (void)snprintf(argument, size_bytes, "%.*s", rest, at + head + (head < entry ? 1 : 0));
+            return true;
+        }
+        at += entry + (at[entry] == ',' ? 1 : 0);
+    }
+    return false;
+}
+
+bool dt_world_check(const dt_world *world, const char *what)
+{
+    char argument[64];
+    return find_entry(world->checks, what, argument, sizeof argument);
+}
+
+void dt_world_set_check(dt_world *world, const char *names)
+{
+    (void)snprintf(world->checks, sizeof world->checks, "%s", names);
+}
+
+bool dt_world_fault(const dt_world *world, const char *name)
+{
+    return dti_fault_hits(world, name, NULL);
+}
+
+bool dti_fault_hits(const dt_world *world, const char *name, const char *label)
+{
+    char argument[64];
+    if (!world->faults[0] || !find_entry(world->faults, name, argument, sizeof argument))
+        return false;
+    return !label || strstr(label, argument);
+}
+
+void dt_world_set_delay(dt_world *world, unsigned kinds, int delay_ms)
+{
+    world->delay_mask = kinds;
+    world->delay_s = delay_ms / 1e3;
+}
+
+void dt_world_set_fault(dt_world *world, const char *names)
+{
+    (void)snprintf(world->faults, sizeof world->faults, "%s", names);
+    char delay_ms[64] = "0";
+    (void)find_entry(names, "slow_comm", delay_ms, sizeof delay_ms);
+    dt_world_set_delay(world, (1u << DT_NCALLS) - 1, (int)strtol(delay_ms, NULL, 10));
+}
+
+bool dt_world_explain(const dt_world *world)
+{
+    return world->explain;
+}
+
+void dt_world_set_explain(dt_world *world, bool on)
+{
+    world->explain = on;
+}
+
+void dti_switches_read(dt_world *world)
+{
+    const char *explain = getenv("DT_EXPLAIN");
+    const char *checks = getenv("DT_CHECK");
+    const char *faults = getenv("DT_FAULT");
+    const bool speaks = world->rank == 0 || world->backend == DT_BACKEND_FAKE;
+    world->explain = explain && (strcmp(explain, "all") == 0 ||
+                                 (speaks && explain[0] && strcmp(explain, "0") != 0));
+    dt_world_set_check(world, checks ? checks : "");
+    dt_world_set_fault(world, faults ? faults : "");
+}

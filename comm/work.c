@@ -1,0 +1,106 @@
+/* comm/work.c - the life of one call: its memory, and the wait that ends it. Host thread only.
+ * Read next: lane.c. */
+#include "comm/comm_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Take bytes from a block; with base NULL only count them. */
+static void *carve(char *base, size_t *used, size_t bytes)
+{
+    void *at = base ? base + *used : NULL;
+    *used += (bytes + 15) / 16 * 16;
+    return at;
+}
+
+static void carve_exchange(char *base, size_t *used, dti_exchange *x, int n, int width,
+                           size_t *element_bytes)
+{
+    const size_t bytes = (size_t)n * (size_t)width * sizeof(dti_piece);
+    x->n = n;
+    x->width = width;
+    x->element_bytes = element_bytes;
+    x->send = carve(base, used, bytes);
+    x->recv = carve(base, used, bytes);
+}
+
+static size_t carve_work(char *base, dti_work_plan p)
+{
+    size_t used = 0;
+    dt_work *w = carve(base, &used, sizeof *w);
+    dt_work sized = {0};
+    if (!w)
+        w = &sized;
+    const size_t width = (size_t)p.width;
+    w->operand = carve(base, &used, (size_t)p.n * sizeof *w->operand);
+    size_t *element_bytes = carve(base, &used, ((size_t)p.n + 1) * sizeof *element_bytes);
+    const int pieces = p.moves ? p.n : 0;
+    carve_exchange(base, &used, &w->first, pieces, p.width, element_bytes);
+    if (p.two_steps)
+        carve_exchange(base, &used, &w->second, pieces, p.width, element_bytes);
+    if (p.reduces)
+        w->source = carve(base, &used, width * sizeof *w->source);
+    if (p.compares) {
+        if (base)
+            element_bytes[p.n] = 1;
+        carve_exchange(base, &used, &w->compare, 1, p.width, element_bytes + p.n);
+        w->record = carve(base, &used, width * sizeof *w->record);
+    }
+    return used;
+}
+
+dt_status dti_work_create(dt_comm *comm, dti_work_plan plan, const char *label, dt_work **work_out)
+{
+    char *base = calloc(1, carve_work(NULL, plan));
+    DT_REQUIRE(base, DT_ERR_NOMEM, "a call of %d parts", plan.n);
+    (void)carve_work(base, plan);
+    dt_work *w = (dt_work *)(void *)base;
+    w->comm = comm;
+    w->kind = plan.kind;
+    w->n = plan.n;
+    w->peer = -1;
+    (void)snprintf(w->label, sizeof w->label, "%s", label ? label : "");
+    *work_out = w;
+    return DT_OK;
+}
+
+dt_status dti_work_scratch(dt_work *w)
+{
+    const size_t bytes = w->comm->world->ops->scratch_bytes(w);
+    w->scratch = bytes > 0 ? malloc(bytes) : NULL;
+    DT_REQUIRE(bytes == 0 || w->scratch, DT_ERR_NOMEM, "requests of a call of %d parts", w->n);
+    return DT_OK;
+}
+
+void dti_work_free(dt_work *w)
+{
+    for (int i = 0; i < w->n; i++) {
+        dt_array_release(&w->operand[i].in);
+        dt_array_release(&w->operand[i].out);
+        free(w->operand[i].saved);
+    }
+    dt_array_release(&w->staging);
+    free(w->host_copy);
+    free(w->scratch);
+    free(w);
+}
+
+dt_status dt_work_wait(dt_work **work)
+{
+    dt_work *w = *work;
+    if (!w)
+        return DT_OK;
+    *work = NULL;
+    dti_event(w, "wait", DT_TRACE_BEGIN, 0);
+    dti_lane_wait(w);
+    dti_event(w, "wait", DT_TRACE_END, 0);
+    const dt_status st = w->status;
+    if (st == DT_OK) {
+        dti_work_free(w);
+        return DT_OK;
+    }
+    w->next = w->comm->world->graves;
+    w->comm->world->graves = w;
+    return DT_ERROR(st, "%s", w->message);
+}

@@ -1,0 +1,181 @@
+/* comm/world.c - who the ranks are: creation, destruction and what a world knows of itself.
+ * Read next: comm.c. */
+#include "comm/comm_internal.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+double dti_now(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+struct timespec dti_timespec(double seconds)
+{
+    const time_t whole = (time_t)seconds;
+    return (struct timespec){.tv_sec = whole, .tv_nsec = (long)((seconds - (double)whole) * 1e9)};
+}
+
+void dti_pause(double since_s)
+{
+    const struct timespec nap = {.tv_nsec = 50000};
+    if (dti_now() - since_s < 100e-6)
+        (void)sched_yield();
+    else
+        (void)nanosleep(&nap, NULL);
+}
+
+/* mpirun may have bound this process to fewer cores than it has threads: every ratio measured then lies. */
+static void warn_of_narrow_affinity(void)
+{
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    const char *text = getenv("OMP_NUM_THREADS");
+    const long wanted = text ? strtol(text, NULL, 10) : 0;
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) != 0)
+        return;
+    const long allowed = CPU_COUNT(&set);
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    if (allowed < wanted && allowed < cores && !atomic_flag_test_and_set(&warned))
+        (void)fprintf(stderr,
+                      "warning: %ld threads (OMP_NUM_THREADS) may use only %ld of %ld cores; start "
+                      "with tools/mpirun or --bind-to none\n",
+                      wanted, allowed, cores);
+}
+
+dt_status dti_world_new(const dt_world_options *options, dt_backend backend, dt_world **world_out)
+{
+    const dt_world_options o = options ? *options : (dt_world_options){0};
+    DT_REQUIRE(o.timeout_s >= 0 && o.piece >= 0, DT_ERR_ARG,
+               "timeout_s=%g and piece=%lld must not be negative", o.timeout_s, (long long)o.piece);
+    dt_world *world = calloc(1, sizeof *world);
+    DT_REQUIRE(world, DT_ERR_NOMEM, "a world");
+    world->backend = backend;
+    world->size = 1;
+    world->timeout_s = o.timeout_s > 0 ? o.timeout_s : 300;
+    world->piece = o.piece > 0 ? o.piece : (int64_t)1 << 28;
+    world->heap_options = o.heap;
+    world->trace = o.trace;
+    world->fate = &world->own_fate;
+    dti_fate_init(&world->own_fate);
+    for (int i = 0; i < DTI_CHANNELS; i++)
+        dti_lane_open(&world->lane[i]);
+    *world_out = world;
+    return DT_OK;
+}
+
+dt_status dti_world_ready(dt_world *world)
+{
+    dti_switches_read(world);
+    warn_of_narrow_affinity();
+    int *ranks = malloc((size_t)world->size * sizeof *ranks);
+    DT_REQUIRE(ranks, DT_ERR_NOMEM, "ranks of a world of %d", world->size);
+    for (int r = 0; r < world->size; r++)
+        ranks[r] = r;
+    const dt_status st = dt_comm_create(world, ranks, world->size, 0, &world->all);
+    free(ranks);
+    DT_TRY(st);
+    (void)snprintf(world->all->axes, sizeof world->all->axes, "world");
+    world->comms_created = 0;
+    return DT_OK;
+}
+
+dt_status dt_world_create(const dt_world_options *options, dt_world **world_out)
+{
+    dt_backend backend = options ? options->backend : DT_BACKEND_AUTO;
+    if (backend == DT_BACKEND_AUTO)
+        backend = dti_mpi_launched() ? DT_BACKEND_MPI : DT_BACKEND_SELF;
+    DT_REQUIRE(backend != DT_BACKEND_THREADS, DT_ERR_ARG,
+               "ranks as threads are started by dt_world_run_threads");
+    dt_world *world;
+    DT_TRY(dti_world_new(options, backend, &world));
+    dt_status st = DT_OK;
+    if (backend == DT_BACKEND_MPI)
+        DT_TRY_TO(fail, st, dti_mpi_open(world));
+    if (backend == DT_BACKEND_FAKE)
+        DT_TRY_TO(fail, st, dti_fake_open(world, options->fake_rank, options->fake_size));
+    if (backend != DT_BACKEND_MPI)
+        dt_error_context(0, 1, NULL);
+    DT_TRY_TO(fail, st, dti_world_ready(world));
+    *world_out = world;
+    return DT_OK;
+fail:
+    dt_world_destroy(&world);
+    return st;
+}
+
+void dt_world_destroy(dt_world **world)
+{
+    dt_world *w = *world;
+    if (!w)
+        return;
+    for (int i = 0; i < DTI_CHANNELS; i++)
+        dti_lane_close(w, &w->lane[i]);
+    while (w->graves) {
+        dt_work *work = w->graves;
+        w->graves = work->next;
+        dti_work_free(work);
+    }
+    while (w->comms)
+        dti_comm_free(w->comms);
+    for (int i = 0; i < DT_COUNT(w->heap); i++)
+        if (w->heap[i])
+            dt_heap_destroy(&w->heap[i]);
+    if (w->ops && w->ops->world_close)
+        w->ops->world_close(w);
+    pthread_mutex_destroy(&w->own_fate.lock);
+    free(w);
+    *world = NULL;
+}
+
+int dt_world_rank(const dt_world *world)
+{
+    return world->rank;
+}
+
+int dt_world_size(const dt_world *world)
+{
+    return world->size;
+}
+
+dt_backend dt_world_backend(const dt_world *world)
+{
+    return world->backend;
+}
+
+dt_trace *dt_world_trace(const dt_world *world)
+{
+    return world->trace;
+}
+
+void dt_world_set_trace(dt_world *world, dt_trace *trace)
+{
+    world->trace = trace;
+}
+
+dt_status dt_world_heap(dt_world *world, dt_device device, dt_heap **heap_out)
+{
+    DT_REQUIRE((int)device.kind >= 0 && (int)device.kind < DT_COUNT(world->heap), DT_ERR_ARG,
+               "no device kind %d", (int)device.kind);
+    dt_heap **heap = &world->heap[device.kind];
+    if (!*heap)
+        DT_TRY(dt_heap_create(device, &world->heap_options, heap));
+    *heap_out = *heap;
+    return DT_OK;
+}
+
+dt_comm *dt_world_comm(dt_world *world)
+{
+    return world->all;
+}
+
+int dt_world_comms_created(const dt_world *world)
+{
+    return world->comms_created;
+}
