@@ -1,0 +1,199 @@
+/* nn/layers.c - linear, embedding, norms, the residual block, the head with its loss.
+ * Read next: nn/attention.c. */
+#include "nn/dt_layers.h"
+
+static dt_values one(dt_tensor *x)
+{
+    return (dt_values){.n = 1, .value = {x}};
+}
+
+/* What ops see of a parameter held here under `name`; NULL if there is none. */
+static dt_tensor *weight(dt_module *m, const char *name)
+{
+    const dt_param *p = dt_module_param(m, name);
+    return p ? p->tensor : NULL;
+}
+
+/* ---- group ---- */
+
+static dt_values group_forward(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    (void)in;
+    (void)dt_tape_fail(
+        t, DT_ERROR(DT_ERR_STATE, "module '%s' only holds others; call them", dt_module_path(m)));
+    return one(dt_tape_failed(t));
+}
+
+dt_status dt_layer_group(dt_module **module_out)
+{
+    static const dt_module_kind kind = {"group", 0, group_forward};
+    DT_TRY(dt_module_create(&kind, module_out));
+    return DT_OK;
+}
+
+/* ---- linear ---- */
+
+static dt_values linear_forward(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    const dt_linear_options *o = dt_module_state(m);
+    dt_tensor *w = weight(m, "weight"), *b = weight(m, "bias");
+    return one(o->in_out ? dt_linear_in_out(t, in->value[0], w, b)
+                         : dt_linear(t, in->value[0], w, b));
+}
+
+dt_status dt_layer_linear(const dt_linear_options *o, dt_module **module_out)
+{
+    static const dt_module_kind kind = {"linear", sizeof(dt_linear_options), linear_forward};
+    const dt_init normal = {DT_INIT_NORMAL, o->std}, zeros = {DT_INIT_ZEROS, 0};
+    const dt_shape out = o->split.ndim ? o->split : DT_SHAPE(o->out);
+    dt_shape w = DT_SHAPE(o->out, o->in);
+    if (o->in_out) {
+        w = DT_SHAPE(o->in);
+        for (int d = 0; d < out.ndim; d++)
+            w.dim[w.ndim++] = out.dim[d];
+    }
+    const dt_shape file_w = o->in_out ? DT_SHAPE(o->in, o->out) : w, file_b = DT_SHAPE(o->out);
+    dt_module *m = NULL;
+    dt_status st = DT_OK;
+    DT_TRY(dt_module_create(&kind, &m));
+    *(dt_linear_options *)dt_module_state(m) = *o;
+    DT_TRY_TO(fail, st, dt_module_add_param(m, "weight", w, &file_w, normal, NULL));
+    if (o->bias)
+        DT_TRY_TO(fail, st, dt_module_add_param(m, "bias", out, &file_b, zeros, NULL));
+    *module_out = m;
+    return DT_OK;
+fail:
+    dt_module_destroy(&m);
+    return st;
+}
+
+/* ---- embedding, norms ---- */
+
+static dt_values embedding_forward(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    return one(dt_embedding(t, in->value[0], weight(m, "weight")));
+}
+
+static dt_values rmsnorm_forward(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    const double *eps = dt_module_state(m);
+    return one(dt_rmsnorm(t, in->value[0], weight(m, "weight"), *eps));
+}
+
+static dt_values layernorm_forward(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    const double *eps = dt_module_state(m);
+    return one(dt_layernorm(t, in->value[0], weight(m, "weight"), weight(m, "bias"), *eps));
+}
+
+/* A module with one parameter "weight", and zeros "bias" of the same shape if asked for. */
+static dt_status with_weight(const dt_module_kind *kind, dt_shape shape, dt_init init, bool bias,
+                             dt_module **module_out)
+{
+    dt_module *m = NULL;
+    dt_status st = DT_OK;
+    DT_TRY(dt_module_create(kind, &m));
+    DT_TRY_TO(fail, st, dt_module_add_param(m, "weight", shape, NULL, init, NULL));
+    if (bias)
+        DT_TRY_TO(fail, st,
+                  dt_module_add_param(m, "bias", shape, NULL, (dt_init){DT_INIT_ZEROS, 0}, NULL));
+    *module_out = m;
+    return DT_OK;
+fail:
+    dt_module_destroy(&m);
+    return st;
+}
+
+dt_status dt_layer_embedding(int64_t count, int64_t n, double std, dt_module **module_out)
+{
+    static const dt_module_kind kind = {"embedding", 0, embedding_forward};
+    DT_TRY(
+        with_weight(&kind, DT_SHAPE(count, n), (dt_init){DT_INIT_NORMAL, std}, false, module_out));
+    return DT_OK;
+}
+
+dt_status dt_layer_rmsnorm(int64_t n, double eps, dt_module **module_out)
+{
+    static const dt_module_kind kind = {"rmsnorm", sizeof(double), rmsnorm_forward};
+    DT_TRY(with_weight(&kind, DT_SHAPE(n), (dt_init){DT_INIT_ONES, 0}, false, module_out));
+    *(double *)dt_module_state(*module_out) = eps;
+    return DT_OK;
+}
+
+dt_status dt_layer_layernorm(int64_t n, double eps, dt_module **module_out)
+{
+    static const dt_module_kind kind = {"layernorm", sizeof(double), layernorm_forward};
+    DT_TRY(with_weight(&kind, DT_SHAPE(n), (dt_init){DT_INIT_ONES, 0}, true, module_out));
+    *(double *)dt_module_state(*module_out) = eps;
+    return DT_OK;
+}
+
+/* ---- the residual block ---- */
+
+static dt_values block_forward(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    dt_module *norm1 = dt_module_child(m, 0), *mixer = dt_module_child(m, 1);
+    dt_module *norm2 = dt_module_child(m, 2), *mlp = dt_module_child(m, 3);
+    dt_tensor *x = in->value[0];
+    x = dt_add(t, x, dt_module_call1(mixer, t, dt_module_call1(norm1, t, x)));
+    return one(dt_add(t, x, dt_module_call1(mlp, t, dt_module_call1(norm2, t, x))));
+}
+
+dt_status dt_layer_block(const dt_block_parts *parts, dt_module **module_out)
+{
+    static const dt_module_kind kind = {"block", 0, block_forward};
+    dt_module *m = NULL;
+    dt_status st = DT_OK;
+    DT_TRY(dt_module_create(&kind, &m));
+    DT_TRY_TO(fail, st, dt_module_add(m, parts->norm1_name, parts->norm1));
+    DT_TRY_TO(fail, st, dt_module_add(m, parts->mixer_name, parts->mixer));
+    DT_TRY_TO(fail, st, dt_module_add(m, parts->norm2_name, parts->norm2));
+    DT_TRY_TO(fail, st, dt_module_add(m, parts->mlp_name, parts->mlp));
+    *module_out = m;
+    return DT_OK;
+fail:
+    dt_module_destroy(&m);
+    return st;
+}
+
+/* ---- head and loss ---- */
+
+typedef struct head_state {
+    dt_cross_entropy_options loss;
+} head_state;
+
+static dt_values head_forward(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    const head_state *s = dt_module_state(m);
+    dt_tensor *x = in->value[0], *w = weight(m, "weight");
+    if (in->n < 2 || !in->value[1])
+        return one(dt_linear(t, x, w, NULL));
+    return one(dt_linear_cross_entropy(t, x, w, in->value[1], &s->loss));
+}
+
+dt_status dt_layer_lm_head(int64_t n, int64_t vocab, double std, dt_param *tied,
+                           dt_module **module_out)
+{
+    static const dt_module_kind kind = {"lm_head", sizeof(head_state), head_forward};
+    if (!tied) {
+        DT_TRY(with_weight(&kind, DT_SHAPE(vocab, n), (dt_init){DT_INIT_NORMAL, std}, false,
+                           module_out));
+        return DT_OK;
+    }
+    dt_module *m = NULL;
+    DT_TRY(dt_module_create(&kind, &m));
+    const dt_status st = dt_module_tie(m, "weight", tied);
+    if (st != DT_OK) {
+        dt_module_destroy(&m);
+        return dt_error_push(st, __FILE__, __LINE__, __func__);
+    }
+    *module_out = m;
+    return DT_OK;
+}
+
+void dt_layer_lm_head_set(dt_module *head, int64_t valid, int64_t chunk)
+{
+    head_state *s = dt_module_state(head);
+    s->loss.valid = valid;
+    s->loss.chunk = chunk;
+}
