@@ -1,0 +1,170 @@
+/* dtensor/ops/linear.c - y = x w^T + b, and y = x w + b for weights stored [in, out].
+ *
+ * forward    y[r, n] = sum over k of x[r, k] w[n, k] + b[n]; y starts as b, the product is added to it and rounded once
+ * backward   dx = dy w, dw = dy^T x, db = sum of dy's rows (in f64, in order)
+ * rule       "...k,nk+n->...n"; "...k,kn+n->...n", or with n = (c, n) or (c, h, d). Linear in every operand.
+ *            Column parallel: w S(n), x R: y S, dx P. Row parallel: x and w S(k): y P, b added once.
+ * bf16 and f16 go to the product as they are. */
+#include "array/dt_matmul.h"
+#include "dtensor/ops/ops_internal.h"
+
+/* Local sizes: x [rows, k], w holds k x n numbers. */
+typedef struct sizes {
+    int64_t rows, n, k;
+} sizes;
+
+static bool is_in_out(const dt_op_call *c)
+{
+    return c->op == &dt_op_linear_in_out;
+}
+
+/* From the shapes of x and w. */
+static sizes sizes_of(const dt_op_call *c, dt_shape x, dt_shape w)
+{
+    return (sizes){.rows = dt_shape_outer(x, x.ndim - 1),
+                   .n = is_in_out(c) ? dt_shape_inner(w, 0) : w.dim[0],
+                   .k = x.dim[x.ndim - 1]};
+}
+
+/* y [rows, n]: b in every row. */
+static void repeat_bias(const dt_op_call *c, sizes s, const dt_array *b, dt_array *y)
+{
+    if (s.rows == 0 || s.n == 0)
+        return;
+    dti_math(c)->strided(&(dt_strided_args){.elem_bytes = (int64_t)dt_dtype_size(y->dtype),
+                                            .ndim = 2,
+                                            .size = {s.rows, s.n},
+                                            .stride = {0, 1},
+                                            .src = dt_array_data(b),
+                                            .dst = dt_array_data(y)});
+}
+
+static dt_status forward(dt_op_call *c)
+{
+    const sizes s = sizes_of(c, c->in[0].shape, c->in[1].shape);
+    const bool bias = c->in[2].storage != NULL;
+    if (bias)
+        repeat_bias(c, s, &c->in[2], &c->out[0]);
+    DT_TRY(dt_matmul_run(&(dt_matmul_args){.dtype = c->in[0].dtype,
+                                           .dtype_c = c->out[0].dtype,
+                                           .trans_b = !is_in_out(c),
+                                           .batch = 1,
+                                           .m = s.rows,
+                                           .n = s.n,
+                                           .k = s.k,
+                                           .a = dt_array_data(&c->in[0]),
+                                           .b = dt_array_data(&c->in[1]),
+                                           .c = dt_array_data(&c->out[0]),
+                                           .alpha = 1,
+                                           .beta = bias}));
+    return DT_OK;
+}
+
+static dt_status input_gradient(dt_op_call *c)
+{
+    const dt_array *dy = &c->dout[0], *w = &c->in[1];
+    const sizes s = sizes_of(c, c->din[0].shape, w->shape);
+    DT_TRY(dt_matmul_run(&(dt_matmul_args){.dtype = dy->dtype,
+                                           .dtype_c = c->din[0].dtype,
+                                           .trans_b = is_in_out(c),
+                                           .batch = 1,
+                                           .m = s.rows,
+                                           .n = s.k,
+                                           .k = s.n,
+                                           .a = dt_array_data(dy),
+                                           .b = dt_array_data(w),
+                                           .c = dt_array_data(&c->din[0]),
+                                           .alpha = 1}));
+    return DT_OK;
+}
+
+static dt_status weight_gradient(dt_op_call *c)
+{
+    const dt_array *dy = &c->dout[0], *x = &c->in[0];
+    const sizes s = sizes_of(c, x->shape, c->din[1].shape);
+    const bool in_out = is_in_out(c);
+    DT_TRY(dt_matmul_run(&(dt_matmul_args){.dtype = dy->dtype,
+                                           .dtype_c = c->din[1].dtype,
+                                           .trans_a = true,
+                                           .batch = 1,
+                                           .m = in_out ? s.k : s.n,
+                                           .n = in_out ? s.n : s.k,
+                                           .k = s.rows,
+                                           .a = dt_array_data(in_out ? x : dy),
+                                           .b = dt_array_data(in_out ? dy : x),
+                                           .c = dt_array_data(&c->din[1]),
+                                           .alpha = 1}));
+    return DT_OK;
+}
+
+/* 16-bit gradients are summed as f32 numbers and rounded once. */
+static dt_status bias_gradient(dt_op_call *c)
+{
+    const dt_array *dy = &c->dout[0];
+    dt_array *db = &c->din[2];
+    const bool half = dy->dtype == DT_BF16 || dy->dtype == DT_F16;
+    const int64_t n = dt_array_count(db), rows = n ? dt_array_count(dy) / n : 0;
+    if (half) {
+        dt_array *wide_dy, *wide_db;
+        DT_TRY(dt_op_scratch(c, DT_F32, dy->shape, &wide_dy));
+        DT_TRY(dt_op_scratch(c, DT_F32, db->shape, &wide_db));
+        dt_array_cast(wide_dy, dy);
+        dy = wide_dy;
+        db = wide_db;
+    }
+    dti_math(c)->sum(dy->dtype, 1, rows, n, dt_array_data(dy), dt_array_data(db));
+    if (half)
+        dt_array_cast(&c->din[2], db);
+    return DT_OK;
+}
+
+static dt_status backward(dt_op_call *c)
+{
+    if (c->need & 1)
+        DT_TRY(input_gradient(c));
+    if (c->need & 2)
+        DT_TRY(weight_gradient(c));
+    if (c->need & 4)
+        DT_TRY(bias_gradient(c));
+    return DT_OK;
+}
+
+static dt_status infer_in_out(dt_rule *r)
+{
+    static const char *const spec[] = {"...k,kn+n->...n", "...k,kcn+cn->...cn",
+                                       "...k,kchd+chd->...chd"};
+    const int ndim = r->in[1]->shape.ndim;
+    DT_REQUIRE(ndim >= 2 && ndim <= 4, DT_ERR_SHAPE,
+               "%s: w has %d dims; legal are [k, n], [k, c, n] and [k, c, h, d]", r->name, ndim);
+    return dt_rule_letters(r, spec[ndim - 2], NULL);
+}
+
+const dt_op dt_op_linear = {.name = "linear",
+                            .nin = 3,
+                            .nout = 1,
+                            .rule = "...k,nk+n->...n",
+                            .linear = 7,
+                            .forward = forward,
+                            .backward = backward,
+                            .saves = {DT_SAVE_IN(1), DT_SAVE_IN(0)},
+                            .handles_half = true};
+
+const dt_op dt_op_linear_in_out = {.name = "linear_in_out",
+                                   .nin = 3,
+                                   .nout = 1,
+                                   .linear = 7,
+                                   .infer = infer_in_out,
+                                   .forward = forward,
+                                   .backward = backward,
+                                   .saves = {DT_SAVE_IN(1), DT_SAVE_IN(0)},
+                                   .handles_half = true};
+
+dt_tensor *(dt_linear)(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *b)
+{
+    return dt_op_apply(t, &dt_op_linear, NULL, 3, (dt_tensor *[]){x, w, b});
+}
+
+dt_tensor *(dt_linear_in_out)(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *b)
+{
+    return dt_op_apply(t, &dt_op_linear_in_out, NULL, 3, (dt_tensor *[]){x, w, b});
+}
