@@ -19,16 +19,17 @@
 typedef void (*op_check_call)(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg);
 
 typedef struct op_check_spec {
-    const char *name;     /* as the op calls itself in errors */
+    const char *name; /* as the op calls itself in errors */
     op_check_call call;
-    const void *arg;      /* for call */
-    int nin, nout;        /* nout 0 means 1 */
+    const void *arg; /* for call */
+    int nin, nout;   /* nout 0 means 1 */
     dt_shape shape[DT_OP_MAX_IN];
-    int64_t below[DT_OP_MAX_IN]; /* > 0: an i32 operand of values in [0, below); never P, has no gradient */
-    int accept;           /* rows on an axis of 2 */
-    int accept_4;         /* on an axis of 4; 0: as `accept` */
-    int accept_2x2;       /* on 2 x 2, dims split by both axes outermost first in mesh order; 0: accept^2 */
-    bool communicates;    /* moves bytes inside, and may refuse a gradient that is P */
+    int64_t below
+        [DT_OP_MAX_IN]; /* > 0: an i32 operand of values in [0, below); never P, has no gradient */
+    int accept;         /* rows on an axis of 2 */
+    int accept_4;       /* on an axis of 4; 0: as `accept` */
+    int accept_2x2; /* on 2 x 2, dims split by both axes outermost first in mesh order; 0: accept^2 */
+    bool communicates; /* moves bytes inside, and may refuse a gradient that is P */
 } op_check_spec;
 
 void op_check(const op_check_spec *spec);
@@ -40,7 +41,8 @@ void op_check_gradients(const op_check_spec *spec);
 /* The number that op_check puts at a global index of operand i: in (-1, 1), or an id. */
 double op_check_value(const op_check_spec *spec, int i, int64_t index);
 /* Operand i placed by a layout, f64 or i32: random parts that add up where it is P. Caller destroys it. */
-dt_status op_check_operand(const op_check_spec *spec, int i, const dt_layout *layout, dt_tensor **out);
+dt_status op_check_operand(const op_check_spec *spec, int i, const dt_layout *layout,
+                           dt_tensor **out);
 /* The layout of a tensor as text equals `want` ("[S(0)@tp]"), or an error that says both. */
 dt_status op_check_layout(const dt_tensor *x, const char *want);
 /* The gathered tensor equals `want` within tol * max|want|, element by element. f64 tensors; collective. */
