@@ -66,12 +66,14 @@ typedef struct dt_link {
 /* dt_plan_create - the least-cost plan from src to dst (same grid and global shape).
  *   in   elem_bytes   bytes of one element
  *        link         one an axis, or NULL for equal defaults
- * An axis only takes the placements it has in src or dst, or R; one that is R or P in both stays so.
+ * An axis only takes the placements it has in src or dst, or R; R or P in both is left alone.
+ * Within that, the plan is optimal if up to 3 axes change; if more do, it is the best of those in
+ * which the order of each dim always begins src's or dst's.
  * Equal costs: fewer collectives, then fewer steps, then local steps first.
  * Axes of size 1 are in no step but RELABEL; they change along with the first and the last step.
  * Equal layouts give 0 steps. Total: every pair of legal layouts has a plan. Deterministic: same
  * inputs, same plan, on every rank.
- * Cost: at most 3^naxes layouts are visited, a handful in practice; dt_mesh_plan caches.
+ * Cost: at most a few thousand layouts are visited, a handful in practice; dt_mesh_plan caches.
  * Errors: DT_ERR_ARG for different grids, DT_ERR_SHAPE for different shapes, those of
  * dt_layout_check, DT_ERR_NOMEM. */
 DT_NODISCARD dt_status dt_plan_create(const dt_layout *src, const dt_layout *dst, size_t elem_bytes,

@@ -12,6 +12,7 @@ typedef struct dti_problem {
     dt_layout src, dst;
     size_t elem_bytes;
     dt_link link[DT_MAX_AXES];
+    bool any_order; /* few axes change: dims may be split in any order on the way */
 } dti_problem;
 
 /* Every step that could follow layout `from`, each with bytes and cost. plan_steps.c */

@@ -1,9 +1,10 @@
 /* placements/plan_search.c - Dijkstra's algorithm over layouts.
  *
- * At most 3^m layouts are met, m the number of axes that can change: an axis is as in src, as in
- * dst or R, and the order of a dim follows from the set of its axes (a prefix of src's order, or of
- * dst's; only a set that is both has two orders, and its axes, as they are sharded alike in src and
- * dst, have two placements instead of three). So all tables are made once, at their full size.
+ * Of the m axes that can change, each is as in src, in dst or R. If any order is allowed (m <= 3),
+ * at most 3^m m! layouts are met. Else the order of a dim follows from the set of its axes, because
+ * it is a prefix of src's or of dst's, and at most 3^m are met. (Only a set that is both has two
+ * orders; its axes are sharded alike in src and dst and so have two placements, not three, and
+ * 2 * 2^n <= 3^n.) So all tables are made once, at their full size.
  * Read before: placements/plan_steps.c. Read next: placements/plan.c. */
 #include "placements/placements_internal.h"
 
@@ -18,7 +19,8 @@ typedef struct path_cost {
 } path_cost;
 
 typedef struct search {
-    const dti_problem *problem;
+    dti_problem problem;
+    int nchanging; /* axes whose placement may change */
     int nnodes, capacity, from;
     uint32_t mask; /* slots - 1 */
     int *slot;     /* hash table: node + 1, or 0 */
@@ -102,14 +104,11 @@ static dt_status collect(const search *s, int node, dt_plan **plan_out)
 
 static dt_status allocate(search *s)
 {
-    const dt_layout *src = &s->problem->src, *dst = &s->problem->dst;
     size_t nodes = 1, slots = 2;
-    for (int a = 0; a < src->grid->naxes; a++) {
-        const dt_placement p = dt_layout_at(src, a), q = dt_layout_at(dst, a);
-        const bool fixed = p.kind == q.kind && p.kind != DT_SHARD;
-        nodes *= fixed ? 1 : 3;
-        slots *= fixed ? 1 : 4;
-    }
+    for (int i = 1; i <= s->nchanging; i++)
+        nodes *= s->problem.any_order ? 3 * (size_t)i : 3;
+    while (slots < 2 * nodes)
+        slots *= 2;
     s->capacity = (int)nodes;
     s->mask = (uint32_t)slots - 1;
     s->slot = calloc(slots, sizeof s->slot[0]);
@@ -125,23 +124,28 @@ static dt_status allocate(search *s)
 static dt_status run(search *s, dt_plan **plan_out)
 {
     DT_TRY(allocate(s));
-    s->step[0] = (dt_step){.after = s->problem->src};
+    s->step[0] = (dt_step){.after = s->problem.src};
     s->parent[0] = -1;
     s->cost[0] = (path_cost){0};
-    s->nnodes = *find(s, &s->problem->src) = 1;
+    s->nnodes = *find(s, &s->problem.src) = 1;
     for (;;) {
         s->from = cheapest(s);
         const dt_layout layout = s->step[s->from].after;
-        if (dt_layout_equal(&layout, &s->problem->dst))
+        if (dt_layout_equal(&layout, &s->problem.dst))
             return collect(s, s->from, plan_out);
         s->done[s->from] = true;
-        DT_TRY(dti_steps_from(s->problem, &layout, visit, s));
+        DT_TRY(dti_steps_from(&s->problem, &layout, visit, s));
     }
 }
 
 dt_status dti_plan_search(const dti_problem *problem, dt_plan **plan_out)
 {
-    search s = {.problem = problem};
+    search s = {.problem = *problem};
+    for (int a = 0; a < problem->src.grid->naxes; a++) {
+        const dt_placement p = dt_layout_at(&problem->src, a), q = dt_layout_at(&problem->dst, a);
+        s.nchanging += p.kind != q.kind || p.kind == DT_SHARD;
+    }
+    s.problem.any_order = s.nchanging <= 3;
     const dt_status st = run(&s, plan_out);
     free(s.slot);
     free(s.step);

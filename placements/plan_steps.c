@@ -1,9 +1,11 @@
 /* placements/plan_steps.c - the steps that can follow a layout on the way, and their costs.
  *
- * The innermost run of a dim can leave it (gathered, padded, or moved to another dim), and axes
- * join a dim only where that makes its order a prefix of the wanted one: whatever joins otherwise
- * would have to leave again. So each dim is always split by a prefix of its order in src or in dst,
- * and the layouts that can be reached are few. Read next: placements/plan_search.c.
+ * The innermost run of a dim can leave it: gathered, padded, or moved to another dim. Axes can join
+ * a dim where src or dst has them, as its innermost. If many axes change, they join only where that
+ * makes the dim's order a prefix of the wanted one: whatever joins otherwise has to leave again,
+ * which pays only to park an axis for a while (three small all-to-alls instead of a gather and a
+ * slice). Then each dim is always split by a prefix of its order in src or in dst, and the layouts
+ * that can be reached are few. Read next: placements/plan_search.c.
  * Source: costs of ring algorithms, Thakur et al. 2005. */
 #include "placements/placements_internal.h"
 
@@ -65,10 +67,22 @@ static dt_status make(const maker *m, dt_step_kind kind, int naxes, const uint8_
     return m->visit(m->arg, &edge);
 }
 
-/* May these axes join dim d now? They must be the next ones wanted there. */
+static bool shards(const dt_layout *layout, int axis, int d)
+{
+    const dt_placement p = dt_layout_at(layout, axis);
+    return p.kind == DT_SHARD && p.dim == d;
+}
+
+/* May these axes join dim d now, in this order? */
 static bool may_join(const maker *m, int d, int naxes, const uint8_t *axis)
 {
-    const dt_layout *dst = &m->problem->dst;
+    const dt_layout *src = &m->problem->src, *dst = &m->problem->dst;
+    if (m->problem->any_order) {
+        for (int i = 0; i < naxes; i++)
+            if (!shards(src, axis[i], d) && !shards(dst, axis[i], d))
+                return false;
+        return true;
+    }
     const int n = m->from->nsplit[d];
     return n + naxes <= dst->nsplit[d] &&
            memcmp(m->from->split[d], dst->split[d], (size_t)n) == 0 &&
@@ -96,20 +110,26 @@ static dt_status leave(const maker *m, int d, int n)
     return DT_OK;
 }
 
-/* The next axes wanted on dim d join it: from R by slices, from P by reduce-scatters. */
-static dt_status join(const maker *m, int d)
+/* A run of axes of one kind joins dim d: R by a slice, P by a reduce-scatter. */
+static dt_status join_run(const maker *m, int d, int most, const uint8_t *run)
 {
-    const uint8_t *run = m->problem->dst.split[d] + m->from->nsplit[d];
-    bool slice = true, scatter = true;
-    for (int n = 1; (slice || scatter) && may_join(m, d, n, run); n++) {
-        const dt_placement_kind kind = dt_layout_at(m->from, run[n - 1]).kind;
-        slice = slice && kind == DT_REPLICATE;
-        scatter = scatter && kind == DT_PARTIAL;
-        if (slice)
-            DT_TRY(make(m, DT_STEP_SLICE, n, run, -1, d));
-        if (scatter)
-            DT_TRY(make(m, DT_STEP_REDUCE_SCATTER, n, run, -1, d));
+    const dt_placement_kind kind = dt_layout_at(m->from, run[0]).kind;
+    if (kind == DT_SHARD)
+        return DT_OK;
+    const dt_step_kind step = kind == DT_PARTIAL ? DT_STEP_REDUCE_SCATTER : DT_STEP_SLICE;
+    for (int n = 1; n <= most && may_join(m, d, n, run); n++) {
+        if (dt_layout_at(m->from, run[n - 1]).kind != kind)
+            break;
+        DT_TRY(make(m, step, n, run, -1, d));
     }
+    return DT_OK;
+}
+
+/* Runs as they stand in the order of dim d in `order` (src or dst). */
+static dt_status join(const maker *m, int d, const dt_layout *order)
+{
+    for (int i = 0; i < order->nsplit[d]; i++)
+        DT_TRY(join_run(m, d, order->nsplit[d] - i, order->split[d] + i));
     return DT_OK;
 }
 
@@ -134,7 +154,9 @@ dt_status dti_steps_from(const dti_problem *problem, const dt_layout *from, dti_
     if (keep)
         DT_TRY(make_set(&m, DT_STEP_KEEP, keep));
     for (int d = 0; d < from->shape.ndim; d++) {
-        DT_TRY(join(&m, d));
+        DT_TRY(join(&m, d, &problem->dst));
+        if (problem->any_order)
+            DT_TRY(join(&m, d, &problem->src));
         for (int n = 1; n <= from->nsplit[d]; n++)
             DT_TRY(leave(&m, d, n));
     }

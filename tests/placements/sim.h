@@ -1,4 +1,4 @@
-/* tests/placements/sim.h - all ranks of a small grid in one process: runs plans on arrays of integers.
+/* tests/placements/sim.h - all ranks of a small grid in one process, running plans on integers.
  *
  * It moves elements by a step's kind, axes and dims, as collectives do (concatenate, add, cut), and
  * takes only local bounds from the layouts. So it also shows that a plan can be run as it says. */
@@ -6,7 +6,7 @@
 
 #include "placements/dt_plan.h"
 
-enum { SIM_RANKS = 32, SIM_ELEMENTS = 128, SIM_LAYOUTS = 512 };
+enum { SIM_RANKS = 32, SIM_ELEMENTS = 128, SIM_LAYOUTS = 1024 };
 
 typedef struct sim_array {
     dt_shape shape;
@@ -20,8 +20,8 @@ dt_grid sim_grid(int naxes, const int *size);
 
 /* local[rank] of a fixed global value; where P, parts that look random and add up. */
 void sim_distribute(const dt_layout *layout, sim_array *local);
-/* Run a plan from src to dst on arrays in layout src, which become arrays in layout dst; asserts that
- * the steps fit together. */
+/* Run a plan from src to dst on arrays in layout src, which become arrays in layout dst; asserts
+ * that the steps fit together. */
 void sim_run(const dt_plan *plan, const dt_layout *src, const dt_layout *dst, sim_array *local);
 /* NULL if the arrays are the fixed global value in this layout, else what is wrong. */
 const char *sim_wrong(const dt_layout *layout, const sim_array *local);

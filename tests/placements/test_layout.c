@@ -1,4 +1,4 @@
-/* tests/placements/test_layout.c - who owns what: the uneven rule, nests, edits, and what is malformed.
+/* tests/placements/test_layout.c - who owns what: the uneven rule, nests, edits, malformed layouts.
  * Numbers are PyTorch's (torch.chunk, nested Shard, _StridedShard). */
 #include "tests/harness.h"
 #include "tests/placements/sim.h"
@@ -61,7 +61,7 @@ START_TEST(nests_are_not_flat)
     expect_ranges(&flat, 10, "S(0)@all", "0-3 3-6 6-9 9-10");
     expect_ranges(&two, 5, "S(0)@dp>tp", "0-2 2-3 3-4 4-5");
     expect_ranges(&flat, 5, "S(0)@all", "0-2 2-4 4-5 5-5");
-    /* _StridedShard(0, 2) on dp with Shard(0) on tp: tp splits first. Ranks (dp, tp) = 00 01 10 11. */
+    /* _StridedShard(0, 2) on dp, Shard(0) on tp: tp splits first. Ranks: dp is the row. */
     expect_ranges(&two, 8, "S(0)@dp>tp", "0-2 2-4 4-6 6-8");
     expect_ranges(&two, 8, "S(0)@tp>dp", "0-2 4-6 2-4 6-8");
     expect_ranges(&two, 8, "S(0)@tp", "0-4 4-8 0-4 4-8");

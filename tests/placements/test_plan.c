@@ -1,4 +1,4 @@
-/* tests/placements/test_plan.c - every plan, run on all ranks, gives what distributing directly gives. */
+/* tests/placements/test_plan.c - every plan, run on all ranks, gives what distribution gives. */
 #include "tests/harness.h"
 #include "tests/placements/sim.h"
 
