@@ -77,6 +77,7 @@ static dt_status make_rule(const dt_op *op, const void *attr, dt_mesh *mesh, int
     DT_REQUIRE(rule, DT_ERR_NOMEM, "a rule");
     rule->nout = nout;
     memcpy(rule->zeroed, r.zeroed, sizeof rule->zeroed);
+    memcpy(rule->summed, r.summed, sizeof rule->summed);
     for (int j = 0; j < nout; j++) {
         const dt_status interned = dt_mesh_layout(mesh, &r.out[j], &rule->out[j]);
         if (interned != DT_OK) {

@@ -114,10 +114,11 @@ static dt_status load(back_call *k, dti_node *n, const dt_layout *dy)
             DT_TRY(widened(n->op, &n->saved_in[i], &c->in[i]));
         if (!(c->need >> i & 1))
             continue;
-        const dt_layout arises =
+        dt_layout arises =
             n->rule->grad[i]
                 ? *n->rule->grad[i]
                 : dt_rule_grad(n->in[i]->layout, n->rule->zeroed[i], n->rule->out[0], dy);
+        arises.partial |= n->rule->summed[i];
         DT_TRY(dt_mesh_layout(k->call.mesh, &arises, &k->din_layout[i]));
         const dt_dtype dtype = n->in[i]->local.dtype;
         DT_TRY(dt_array_create(dt_mesh_heap(k->call.mesh),

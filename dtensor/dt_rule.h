@@ -24,6 +24,9 @@ typedef struct dt_rule {
     const dt_layout *in[DT_OP_MAX_IN];    /* NULL: optional operand left out */
     dt_layout out[DT_OP_MAX_OUT];         /* filled; grid and global shape too */
     uint8_t zeroed[DT_OP_MAX_IN];         /* filled: bit a: in forward, ranks other than 0 of axis a use zero (rule 4) */
+    /* Hand-written rows may fill: bit a: the gradient of operand i is P on axis a, though the operand and the output are R:
+     * the op itself sums over the axis (linear_cross_entropy with a split vocabulary). */
+    uint8_t summed[DT_OP_MAX_IN];
 } dt_rule;
 
 /* Options of dt_rule_letters; all-zero is the default. */

@@ -18,7 +18,7 @@ struct dt_tensor {
 typedef struct dti_rule {
     int nout;
     const dt_layout *out[DT_OP_MAX_OUT];
-    uint8_t zeroed[DT_OP_MAX_IN];
+    uint8_t zeroed[DT_OP_MAX_IN], summed[DT_OP_MAX_IN];
     const dt_layout *grad[DT_OP_MAX_IN]; /* declared by dt_local_map; NULL: derived */
 } dti_rule;
 

@@ -1,0 +1,124 @@
+/* array/dt_kernels_nn.h - the kernels of neural network ops: one table a device.
+ *
+ * dtype is DT_F32 or DT_F64: that of every `void *` unless said otherwise. Arrays are contiguous
+ * and row-major. Outputs are overwritten, not added to. How kernels are written:
+ * array/dt_kernels.h. The ops: dtensor/ops/. */
+#pragma once
+
+#include "array/dt_kernels.h"
+#include "base/dt_random.h"
+
+/* Row norms of x [rows, n]. y = (x - mean) * inv * w + b, where inv = 1 / sqrt(mean((x - mean)^2) +
+ * eps); `centred` false (rmsnorm): mean is taken as 0. */
+typedef struct dt_norm_args {
+    dt_dtype dtype;
+    int64_t rows, n;
+    double eps;
+    bool centred;
+    const void *x, *w, *b; /* w, b [n]; b may be NULL */
+    double *stats;         /* [rows, 2]: mean and inv, written by norm_stats */
+    const void *dy;
+} dt_norm_args;
+
+/* Rows of w [hi - lo, d], which are rows [lo, hi) of the whole table, by ids [tokens]; others give
+ * zeros. */
+typedef struct dt_embedding_args {
+    dt_dtype dtype;
+    int64_t tokens, d, lo, hi;
+    const int32_t *ids;
+} dt_embedding_args;
+
+/* x [batch, heads, seq, dim]; positions [seq], or [batch, seq] if `batched`. */
+typedef struct dt_rope_args {
+    dt_dtype dtype;
+    int64_t batch, heads, seq, dim;
+    bool batched;
+    double theta;
+    const int32_t *positions;
+    void *table; /* [batch if batched, seq, dim]: cosines, then sines */
+} dt_rope_args;
+
+/* The elements of a local block of a tensor whose dim 0 is the sample. */
+typedef struct dt_dropout_args {
+    dt_dtype dtype;
+    dt_key key;
+    int64_t first_sample; /* added to the index in dim 0 */
+    double p;
+    dt_shape global, local;
+    int64_t offset[DT_MAX_DIMS];
+} dt_dropout_args;
+
+/* Rows of logits z [rows, n], which are columns [lo, lo + n) of the whole. */
+typedef struct dt_loss_args {
+    dt_dtype dtype;
+    int64_t rows, n, lo, ignore;
+    const int32_t *targets; /* [rows] */
+    const void *z;
+    void *max, *sum, *hit; /* [rows]: largest logit; sum of exp(z - max); the target's logit */
+} dt_loss_args;
+
+/* q [batch, heads, queries, dim], k [batch, kv_heads, keys, dim], v [batch, kv_heads, keys, vdim].
+ * Head h of q is the whole model's head head_lo + h and reads key head (head_lo + h) / group -
+ * kv_lo. */
+typedef struct dt_attention_args {
+    dt_dtype dtype;
+    int64_t batch, heads, kv_heads, queries, keys, dim, vdim;
+    int64_t group, head_lo, kv_lo;
+    double scale;
+    bool causal;
+    const int32_t *q_pos, *k_pos, *q_doc, *k_doc; /* [queries], [keys], or with batch; docs: NULL */
+    bool q_pos_batched, k_pos_batched, q_doc_batched, k_doc_batched;
+    const void *q, *k, *v;
+    void *out, *lse; /* [batch, heads, queries, vdim]; log of the row's sum of exponentials [batch,
+                        heads, queries] */
+    const void *dout;
+    void *dq, *dk, *dv; /* each may be NULL: not wanted */
+} dt_attention_args;
+
+typedef enum dt_activation { DT_ACT_SILU, DT_ACT_GELU_TANH, DT_ACT_GELU_ERF } dt_activation;
+
+typedef struct dt_nn_kernels {
+    void (*norm_stats)(const dt_norm_args *a);
+    void (*norm)(const dt_norm_args *a, void *y);
+    void (*norm_dx)(const dt_norm_args *a, void *dx);
+    void (*norm_dw)(const dt_norm_args *a, void *dw, void *db); /* db may be NULL */
+
+    void (*activation)(dt_dtype dtype, dt_activation kind, int64_t n, const void *x, void *y);
+    void (*activation_dx)(dt_dtype dtype, dt_activation kind, int64_t n, const void *x,
+                          const void *dy, void *dx);
+    void (*swiglu)(dt_dtype dtype, int64_t n, const void *gate, const void *up, void *y);
+    void (*swiglu_dgate)(dt_dtype dtype, int64_t n, const void *gate, const void *up,
+                         const void *dy, void *dgate);
+
+    void (*softmax)(dt_dtype dtype, int64_t rows, int64_t n, const void *x, void *y);
+    void (*softmax_dx)(dt_dtype dtype, int64_t rows, int64_t n, const void *y, const void *dy,
+                       void *dx);
+
+    /* Index of the first id outside [0, limit) other than `ignore`; -1: none. */
+    int64_t (*find_bad_id)(int64_t n, const int32_t *ids, int64_t limit, int64_t ignore);
+    void (*embedding)(const dt_embedding_args *a, const void *w, void *y);
+    void (*embedding_dw)(const dt_embedding_args *a, const void *dy, void *dw);
+
+    void (*rope_table)(const dt_rope_args *a);
+    /* Rotates by the table; `inverse` turns back, which is the adjoint. */
+    void (*rope)(const dt_rope_args *a, bool inverse, const void *x, void *y);
+
+    void (*dropout)(const dt_dropout_args *a, const void *x, void *y);
+
+    void (*loss_max)(const dt_loss_args *a); /* -inf for rows of 0 columns */
+    void (*loss_sum_hit)(
+        const dt_loss_args *a); /* needs max; hit is 0 if the target is in no column here */
+    /* Sum over valid targets of log(sum) + max - hit, in f64 in row order. */
+    double (*loss_total)(const dt_loss_args *a);
+    /* dz = (exp(z - max) / sum - [column is the target]) * factor, 0 in ignored rows; dz may be z.
+     */
+    void (*loss_dz)(const dt_loss_args *a, double factor, void *dz);
+
+    void (*attention)(const dt_attention_args *a); /* writes out and lse */
+    void (*attention_backward)(
+        const dt_attention_args *a); /* reads out and lse, writes dq, dk, dv */
+} dt_nn_kernels;
+
+/* The table of a device; NULL on meta, which has nothing to compute on, and on devices that are not
+ * built in. */
+const dt_nn_kernels *dt_nn_kernels_of(dt_device_kind kind);

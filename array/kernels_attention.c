@@ -1,0 +1,91 @@
+/* array/kernels_attention.c - attention in blocks of 64 queries by 64 keys, forward and backward.
+ *
+ *     for each block of queries:            m = max, l = sum of exp, both of the keys seen so far
+ *         for each block of keys:           s = scale q k^T, hidden keys -inf
+ *             m', p = exp(s - m')           out = out exp(m - m') + p v,  l likewise
+ *     out /= l,  lse = m + log l
+ *
+ * Backward computes p = exp(s - lse) again, block by block. Nothing larger than a block is ever
+ * stored (96 KiB on the stack in f64), and blocks that no query sees are skipped. Sums are in
+ * f32 (f64 for f64) in a fixed order.
+ * Source: Dao et al. 2022, "FlashAttention"; Milakov and Gimelshein 2018, "Online normalizer
+ * calculation for softmax". */
+#include "array/kernels_nn_internal.h"
+
+#include "array/exp_internal.h"
+
+#include <string.h>
+
+enum { BLOCK = 64 };
+
+/* What a block of queries may see. */
+typedef struct view {
+    int m;                        /* queries */
+    const int32_t *q_pos, *k_pos; /* NULL: not causal */
+    const int32_t *q_doc, *k_doc; /* NULL: one document */
+} view;
+
+typedef enum sight { SIGHT_NONE, SIGHT_SOME, SIGHT_ALL } sight;
+
+static view view_at(const dt_attention_args *a, int64_t b, int64_t first)
+{
+    view v = {.m = a->queries - first < BLOCK ? (int)(a->queries - first) : BLOCK};
+    if (a->causal) {
+        v.q_pos = a->q_pos + (a->q_pos_batched ? b * a->queries : 0) + first;
+        v.k_pos = a->k_pos + (a->k_pos_batched ? b * a->keys : 0);
+    }
+    if (a->q_doc) {
+        v.q_doc = a->q_doc + (a->q_doc_batched ? b * a->queries : 0) + first;
+        v.k_doc = a->k_doc + (a->k_doc_batched ? b * a->keys : 0);
+    }
+    return v;
+}
+
+static bool sees(const view *v, int i, int64_t key)
+{
+    return (!v->q_pos || v->k_pos[key] <= v->q_pos[i]) &&
+           (!v->q_doc || v->k_doc[key] == v->q_doc[i]);
+}
+
+/* Do the queries see none, some or all of the keys [key, key + n)? "Some" is always right. */
+static sight sight_of(const view *v, int64_t key, int n)
+{
+    if (!v->q_pos)
+        return v->q_doc ? SIGHT_SOME : SIGHT_ALL;
+    int32_t q_low = v->q_pos[0], q_high = q_low, k_low = v->k_pos[key], k_high = k_low;
+    for (int i = 1; i < v->m; i++) {
+        q_low = v->q_pos[i] < q_low ? v->q_pos[i] : q_low;
+        q_high = v->q_pos[i] > q_high ? v->q_pos[i] : q_high;
+    }
+    for (int j = 1; j < n; j++) {
+        k_low = v->k_pos[key + j] < k_low ? v->k_pos[key + j] : k_low;
+        k_high = v->k_pos[key + j] > k_high ? v->k_pos[key + j] : k_high;
+    }
+    if (k_low > q_high)
+        return SIGHT_NONE;
+    return k_high <= q_low && !v->q_doc ? SIGHT_ALL : SIGHT_SOME;
+}
+
+#define REAL    float
+#define NAME(f) f##_f32
+#include "array/kernel_attention.inc"
+#undef REAL
+#undef NAME
+#define REAL    double
+#define NAME(f) f##_f64
+#include "array/kernel_attention.inc"
+
+void dti_attention(const dt_attention_args *a)
+{
+    dt_attention_args copy = *a;
+    const int64_t nblocks = (a->queries + BLOCK - 1) / BLOCK;
+    dt_parallel_range(a->batch * a->heads * nblocks, BLOCK * a->keys * (a->dim + a->vdim),
+                      a->dtype == DT_F32 ? forward_range_f32 : forward_range_f64, &copy);
+}
+
+void dti_attention_backward(const dt_attention_args *a)
+{
+    dt_attention_args copy = *a;
+    dt_parallel_range(a->batch * a->kv_heads, a->queries * a->keys * (a->dim + a->vdim),
+                      a->dtype == DT_F32 ? backward_range_f32 : backward_range_f64, &copy);
+}

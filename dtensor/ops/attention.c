@@ -1,0 +1,223 @@
+/* dtensor/ops/attention.c - grouped-query attention. Query head h reads key head h / group,
+ * group = H / G.
+ *
+ *     s = scale q k^T, -inf where hidden;  p = softmax(s) over keys;  out = p v, or 0 if all hidden
+ *     dv = p^T dout;  dp = dout v^T;  ds = p (dp - sum(dout out)) scale;  dq = ds k;  dk = ds^T q
+ *
+ * Computed in blocks (array/kernels_attention.c); saved are q, k, v, out and the log of each
+ * row's sum of exponentials.
+ * Rule, q_BHSD, k_BGTD, v_BGTE -> [B, H, S, E], per axis; linear in v:
+ *     A   heads of q, k, v sharded     kv's axes are the outermost of q's, in the same order,
+ *                                      and on every rank q's bounds under them are group * kv's
+ *     B   heads of q sharded, k, v R   by global head; dk, dv are P
+ *     C   S of q sharded, k, v R       by positions; dk, dv are P
+ *         batch of all, or E of v alone, sharded
+ * Positions and documents follow dims 0 and 2 of q (k's: of k), R elsewhere.
+ * Sources: Ainslie et al. 2023, "GQA"; Dao et al. 2022, "FlashAttention". */
+#include "dtensor/ops/nn_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { Q, K, V, Q_POSITIONS, K_POSITIONS, Q_DOCUMENTS, K_DOCUMENTS, NIN };
+
+typedef struct attributes {
+    double scale;
+    bool causal;
+} attributes;
+
+/* ---- the rule ---- */
+
+static bool splits_heads(const dt_layout *x, int axis)
+{
+    const dt_placement at = dt_layout_at(x, axis);
+    return at.kind == DT_SHARD && at.dim == 1;
+}
+
+/* Row A, or where kv is not split on heads, rows B and C. */
+static const char *spec_of_axis(const dt_rule *r, int axis)
+{
+    return splits_heads(r->in[K], axis) ? "bhsD,bhTD,bhTe->bhse" : "bhsD,bGTD,bGTe->bhse";
+}
+
+/* Do q's bounds, split by kv's axes alone, equal group times kv's on every rank of these axes? */
+static bool bounds_agree(const dt_layout *q, const dt_layout *k, int64_t group)
+{
+    dt_layout outer = *q;
+    const int n = k->nsplit[1];
+    memset(outer.split[1] + n, 0, sizeof outer.split[1] - (size_t)n);
+    outer.nsplit[1] = (uint8_t)n;
+    int coord[DT_MAX_AXES] = {0}, i = 0;
+    while (i < n) {
+        int64_t q_lo, q_hi, k_lo, k_hi;
+        dt_layout_range(&outer, 1, coord, &q_lo, &q_hi);
+        dt_layout_range(k, 1, coord, &k_lo, &k_hi);
+        if (q_lo != group * k_lo || q_hi != group * k_hi)
+            return false;
+        for (i = 0; i < n; i++) { /* the next corner */
+            const int axis = k->split[1][i];
+            if (++coord[axis] < k->grid->size[axis])
+                break;
+            coord[axis] = 0;
+        }
+    }
+    return true;
+}
+
+/* Row A, where inference by letters does not see it: the heads of q, k and v. */
+static dt_status heads_agree(const dt_rule *r)
+{
+    const dt_layout *q = r->in[Q], *k = r->in[K], *v = r->in[V];
+    char a[DT_LAYOUT_TEXT], b[DT_LAYOUT_TEXT];
+    const int64_t heads = q->shape.dim[1], kv_heads = k->shape.dim[1];
+    DT_REQUIRE(
+        kv_heads > 0 && heads % kv_heads == 0 && v->shape.dim[1] == kv_heads, DT_ERR_SHAPE,
+        "%s: %lld heads of q, %lld of k, %lld of v: k and v must have as many, and q a multiple",
+        r->name, (long long)heads, (long long)kv_heads, (long long)v->shape.dim[1]);
+    for (int axis = 0; axis < k->grid->naxes; axis++) {
+        const char *name = k->grid->name[axis];
+        DT_REQUIRE(splits_heads(k, axis) == splits_heads(v, axis), DT_ERR_PLACEMENT,
+                   "%s: on %s: the heads of k %s and v %s must be split alike", r->name, name,
+                   dt_layout_print(k, a, sizeof a), dt_layout_print(v, b, sizeof b));
+    }
+    const int n = k->nsplit[1];
+    if (n == 0)
+        return DT_OK;
+    const char *first = k->grid->name[k->split[1][0]];
+    DT_REQUIRE(!memcmp(k->split[1], v->split[1], (size_t)n), DT_ERR_PLACEMENT,
+               "%s: on %s: the heads of k %s and v %s must be split in one order", r->name, first,
+               dt_layout_print(k, a, sizeof a), dt_layout_print(v, b, sizeof b));
+    DT_REQUIRE(q->nsplit[1] >= n && !memcmp(q->split[1], k->split[1], (size_t)n), DT_ERR_PLACEMENT,
+               "%s: on %s: the axes that split the heads of k %s must be the outermost of q's %s",
+               r->name, first, dt_layout_print(k, a, sizeof a), dt_layout_print(q, b, sizeof b));
+    DT_REQUIRE(bounds_agree(q, k, heads / kv_heads), DT_ERR_PLACEMENT,
+               "%s: on %s: %lld heads of k %s do not split as %lld of q %s do; make k and v R",
+               r->name, first, (long long)kv_heads, dt_layout_print(k, a, sizeof a),
+               (long long)heads, dt_layout_print(q, b, sizeof b));
+    return DT_OK;
+}
+
+static dt_status infer(dt_rule *r)
+{
+    dt_rule rule = *r;
+    dt_layout seen[2] = {*r->in[K],
+                         *r->in[V]}; /* with q's head count, which their letter shall have */
+    DT_REQUIRE(r->in[Q]->shape.ndim == 4 && seen[0].shape.ndim == 4 && seen[1].shape.ndim == 4,
+               DT_ERR_SHAPE, "%s: q, k and v must have 4 dims", r->name);
+    DT_REQUIRE(!r->in[Q_DOCUMENTS] == !r->in[K_DOCUMENTS], DT_ERR_ARG,
+               "%s: documents of queries and of keys come together", r->name);
+    DT_TRY(heads_agree(r));
+    seen[0].shape.dim[1] = seen[1].shape.dim[1] = r->in[Q]->shape.dim[1];
+    rule.nin = 3;
+    DT_TRY(dt_rule_letters(&rule, "bhsD,bGTD,bGTe->bhse",
+                           &(dt_letters){.loose = "hG",
+                                         .spec_of_axis = spec_of_axis,
+                                         .seen = {NULL, &seen[0], &seen[1]}}));
+    DT_TRY(dti_positions_follow(r, Q_POSITIONS, Q, "positions of queries"));
+    DT_TRY(dti_positions_follow(r, K_POSITIONS, K, "positions of keys"));
+    DT_TRY(dti_positions_follow(r, Q_DOCUMENTS, Q, "documents of queries"));
+    DT_TRY(dti_positions_follow(r, K_DOCUMENTS, K, "documents of keys"));
+    r->out[0] = rule.out[0];
+    return DT_OK;
+}
+
+/* ---- the functions ---- */
+
+static bool batched(const dt_op_call *c, int i)
+{
+    return c->in_layout[i] && c->in_layout[i]->shape.ndim == 2;
+}
+
+static dt_status arguments(dt_op_call *c, dt_attention_args *out)
+{
+    const dt_array *q = &c->in[Q], *k = &c->in[K], *v = &c->in[V];
+    const attributes *attr = c->attr;
+    dt_attention_args a = {.dtype = q->dtype,
+                           .batch = q->shape.dim[0],
+                           .heads = q->shape.dim[1],
+                           .kv_heads = k->shape.dim[1],
+                           .queries = q->shape.dim[2],
+                           .keys = k->shape.dim[2],
+                           .dim = q->shape.dim[3],
+                           .vdim = v->shape.dim[3],
+                           .group = c->in_layout[Q]->shape.dim[1] / c->in_layout[K]->shape.dim[1],
+                           .scale = attr->scale,
+                           .causal = attr->causal,
+                           .q_pos_batched = batched(c, Q_POSITIONS),
+                           .k_pos_batched = batched(c, K_POSITIONS),
+                           .q_doc_batched = batched(c, Q_DOCUMENTS),
+                           .k_doc_batched = batched(c, K_DOCUMENTS),
+                           .q = dt_array_data(q),
+                           .k = dt_array_data(k),
+                           .v = dt_array_data(v),
+                           .out = dt_array_data(&c->out[0]),
+                           .lse = dt_array_data(&c->extra[0])};
+    int64_t hi;
+    dt_op_range(c, Q, 1, &a.head_lo, &hi);
+    dt_op_range(c, K, 1, &a.kv_lo, &hi);
+    if (attr->causal) {
+        DT_TRY(dti_positions(c, Q_POSITIONS, Q, q, &a.q_pos));
+        DT_TRY(dti_positions(c, K_POSITIONS, K, k, &a.k_pos));
+    }
+    if (c->in_layout[Q_DOCUMENTS]) {
+        a.q_doc = dt_array_data(&c->in[Q_DOCUMENTS]);
+        a.k_doc = dt_array_data(&c->in[K_DOCUMENTS]);
+    }
+    *out = a;
+    return DT_OK;
+}
+
+static dt_status forward(dt_op_call *c)
+{
+    const dt_shape s = c->in[Q].shape;
+    dt_attention_args a;
+    DT_TRY(dt_op_extra(c, 0, c->in[Q].dtype, DT_SHAPE(s.dim[0], s.dim[1], s.dim[2])));
+    DT_TRY(arguments(c, &a));
+    dti_nn(c)->attention(&a);
+    return DT_OK;
+}
+
+static void *wanted(dt_op_call *c, int i)
+{
+    return c->need >> i & 1 ? dt_array_data(&c->din[i]) : NULL;
+}
+
+static dt_status backward(dt_op_call *c)
+{
+    dt_attention_args a;
+    DT_TRY(arguments(c, &a));
+    a.dout = dt_array_data(&c->dout[0]);
+    a.dq = wanted(c, Q);
+    a.dk = wanted(c, K);
+    a.dv = wanted(c, V);
+    dti_nn(c)->attention_backward(&a);
+    return DT_OK;
+}
+
+#define EVERYTHING (((1u << NIN) - 1) | DT_SAVE_OUT(0))
+
+const dt_op dt_op_attention = {.name = "attention",
+                               .infer = infer,
+                               .linear = 1u << V,
+                               .nin = NIN,
+                               .nout = 1,
+                               .attr_bytes = sizeof(attributes),
+                               .forward = forward,
+                               .backward = backward,
+                               .no_grad_in = 1u << Q_POSITIONS | 1u << K_POSITIONS |
+                                             1u << Q_DOCUMENTS | 1u << K_DOCUMENTS,
+                               .saves = {EVERYTHING, EVERYTHING, EVERYTHING}};
+
+dt_tensor *(dt_attention)(dt_tape *t, dt_tensor *q, dt_tensor *k, dt_tensor *v,
+                          const dt_attention_options *options)
+{
+    const dt_attention_options o = options ? *options : (dt_attention_options){0};
+    const dt_shape s = dt_tensor_shape(q);
+    attributes attr;
+    memset(&attr, 0, sizeof attr);
+    attr.causal = !o.not_causal;
+    attr.scale = o.scale != 0 ? o.scale : 1 / sqrt(s.ndim == 4 ? (double)s.dim[3] : 1);
+    return dt_op_apply(
+        t, &dt_op_attention, &attr, NIN,
+        (dt_tensor *[]){q, k, v, o.q_positions, o.k_positions, o.q_documents, o.k_documents});
+}

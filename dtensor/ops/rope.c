@@ -1,0 +1,72 @@
+/* dtensor/ops/rope.c - rotary positions, the halves of the head dim rotated against each other.
+ *
+ *     y[i]       = x[i] cos a - x[i + D/2] sin a        a = position * theta^(-2i/D), i < D/2
+ *     y[i + D/2] = x[i + D/2] cos a + x[i] sin a        dx: the same by -a
+ *
+ * Rule: "bhsD->bhsD", linear, so P passes. Positions are placed as the dims of x that they meet,
+ * R elsewhere; left out, they are the global indices along s, so a sharded sequence means the
+ * same.
+ * Source: Su et al. 2021, "RoFormer". */
+#include "dtensor/ops/nn_internal.h"
+
+typedef struct attributes {
+    double theta;
+} attributes;
+
+static dt_status infer(dt_rule *r)
+{
+    dt_rule rule = *r;
+    rule.nin = 1;
+    DT_TRY(dt_rule_letters(&rule, "bhsD->bhsD", NULL));
+    DT_REQUIRE(r->in[0]->shape.dim[3] % 2 == 0, DT_ERR_SHAPE, "%s: head dim %lld must be even",
+               r->name, (long long)r->in[0]->shape.dim[3]);
+    DT_TRY(dti_positions_follow(r, 1, 0, "positions"));
+    r->out[0] = rule.out[0];
+    return DT_OK;
+}
+
+static dt_status rotate(dt_op_call *c, bool inverse, const dt_array *x, dt_array *y)
+{
+    const dt_shape s = x->shape;
+    dt_rope_args a = {.dtype = x->dtype,
+                      .batch = s.dim[0],
+                      .heads = s.dim[1],
+                      .seq = s.dim[2],
+                      .dim = s.dim[3],
+                      .batched = c->in_layout[1] && c->in_layout[1]->shape.ndim == 2,
+                      .theta = ((const attributes *)c->attr)->theta};
+    dt_array *table;
+    DT_TRY(dti_positions(c, 1, 0, x, &a.positions));
+    DT_TRY(dt_op_scratch(c, x->dtype, DT_SHAPE(a.batched ? a.batch : 1, a.seq, a.dim), &table));
+    a.table = dt_array_data(table);
+    dti_nn(c)->rope_table(&a);
+    dti_nn(c)->rope(&a, inverse, dt_array_data(x), dt_array_data(y));
+    return DT_OK;
+}
+
+static dt_status forward(dt_op_call *c)
+{
+    return rotate(c, false, &c->in[0], &c->out[0]);
+}
+
+static dt_status backward(dt_op_call *c)
+{
+    return rotate(c, true, &c->dout[0], &c->din[0]);
+}
+
+const dt_op dt_op_rope = {.name = "rope",
+                          .infer = infer,
+                          .linear = 1u << 0,
+                          .nin = 2,
+                          .nout = 1,
+                          .attr_bytes = sizeof(attributes),
+                          .forward = forward,
+                          .backward = backward,
+                          .no_grad_in = 1u << 1,
+                          .saves = {DT_SAVE_IN(1)}};
+
+dt_tensor *(dt_rope)(dt_tape *t, dt_tensor *x, dt_tensor *positions, double theta)
+{
+    const attributes attr = {theta};
+    return dt_op_apply(t, &dt_op_rope, &attr, 2, (dt_tensor *[]){x, positions});
+}
