@@ -51,8 +51,8 @@ DT_NODISCARD dt_status dt_mesh_axis(const dt_mesh *mesh, const char *name, int *
 enum { DT_MESH_TEXT = 512 };
 const char *dt_mesh_print(const dt_mesh *mesh, char *buf, size_t size_bytes);
 
-/* dt_mesh_slice - the mesh of my line, plane ... along some axes ("tp" or "dp_shard,tp", in mesh order); "" is the
- * mesh of this rank alone, without axes.
+/* dt_mesh_slice - the mesh of my line, plane ... along some axes ("tp" or "dp_shard,tp", in mesh order);
+ * "" gives the mesh of this rank alone, without axes.
  * No communication; all its axes give the mesh itself. The same ranks under the same axes are the same handle,
  * whether by slices, views, or slices of these.
  * Errors: DT_ERR_ARG for an unknown axis, one named twice or out of order; DT_ERR_STATE outside the mesh. */

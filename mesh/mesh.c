@@ -161,17 +161,18 @@ int dt_mesh_axis_index(const dt_mesh *mesh, const char *axes)
 const char *dt_mesh_print(const dt_mesh *mesh, char *buf, size_t size_bytes)
 {
     char text[DT_MESH_TEXT];
-    int n = snprintf(text, sizeof text, "mesh ");
+    int n = snprintf(text, sizeof text, "mesh %s", mesh->grid.naxes ? "" : "1");
     for (int a = 0; a < mesh->grid.naxes; a++)
         n += snprintf(text + n, sizeof text - (size_t)n, "%s%d", a ? "x" : "", mesh->grid.size[a]);
+    n += snprintf(text + n, sizeof text - (size_t)n, " [");
     for (int a = 0; a < mesh->grid.naxes; a++)
-        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s %d", a ? ", " : " [",
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s %d", a ? ", " : "",
                       mesh->grid.name[a], mesh->grid.size[a]);
-    n += snprintf(text + n, sizeof text - (size_t)n, "], rank %d", dt_world_rank(mesh->world));
+    n += snprintf(text + n, sizeof text - (size_t)n, "], rank %d %s", dt_world_rank(mesh->world),
+                  mesh->rank >= 0 ? "at (" : "outside");
     for (int a = 0; mesh->rank >= 0 && a < mesh->grid.naxes; a++)
-        n +=
-            snprintf(text + n, sizeof text - (size_t)n, "%s%d", a ? ", " : " at (", mesh->coord[a]);
-    (void)snprintf(text + n, sizeof text - (size_t)n, "%s", mesh->rank >= 0 ? ")" : " outside");
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%d", a ? ", " : "", mesh->coord[a]);
+    (void)snprintf(text + n, sizeof text - (size_t)n, "%s", mesh->rank >= 0 ? ")" : "");
     (void)snprintf(buf, size_bytes, "%s", text);
     return buf;
 }

@@ -13,11 +13,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A description of a mesh to be found or made: its grid, and the axes of the parent whose line through me its
- * ranks are (none: all the parent's ranks). */
+/* A description of a mesh to be found or made: its grid, and which of the parent's ranks are in it. */
 typedef struct recipe {
     dt_grid grid;
     dt_link link[DT_MAX_AXES];
+    bool is_slice; /* the line through me along these axes of the parent; else all its ranks */
     int nline;
     uint8_t line[DT_MAX_AXES];
 } recipe;
@@ -80,10 +80,10 @@ static dt_status derive(dt_mesh *parent, const recipe *r, dt_mesh **mesh_out)
 {
     dt_mesh *mesh = find_derived(parent, &r->grid);
     if (!mesh) {
-        const int nranks = r->nline ? dti_line_size(parent, r->nline, r->line) : parent->size;
+        const int nranks = r->is_slice ? dti_line_size(parent, r->nline, r->line) : parent->size;
         int *ranks = malloc((size_t)nranks * sizeof *ranks);
         DT_REQUIRE(ranks, DT_ERR_NOMEM, "a list of %d ranks", nranks);
-        if (r->nline)
+        if (r->is_slice)
             dti_line_ranks(parent, r->nline, r->line, ranks);
         else
             memcpy(ranks, parent->world_rank, (size_t)nranks * sizeof *ranks);
@@ -100,7 +100,7 @@ static dt_status derive(dt_mesh *parent, const recipe *r, dt_mesh **mesh_out)
 
 dt_status dt_mesh_slice(dt_mesh *mesh, const char *axes, dt_mesh **slice_out)
 {
-    recipe r = {0};
+    recipe r = {.is_slice = true};
     if (*axes) /* "": the mesh of this rank alone */
         DT_TRY(dti_mesh_axes(mesh, axes, &r.nline, r.line));
     DT_REQUIRE(mesh->rank >= 0, DT_ERR_STATE,

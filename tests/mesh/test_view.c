@@ -3,6 +3,7 @@
 #include "mesh/dt_mesh.h"
 #include "tests/harness.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const dt_device cpu = {.kind = DT_CPU};
@@ -82,6 +83,34 @@ static dt_status paths_body(dt_world *world, void *arg)
 START_TEST(test_same_mesh_by_any_path)
 {
     test_ranks(8, paths_body, NULL);
+}
+END_TEST
+
+/* A slice along no axis: this rank alone, with whole tensors. */
+static dt_status alone_body(dt_world *world, void *arg)
+{
+    (void)arg;
+    const int me = dt_world_rank(world);
+    dt_mesh *mesh = NULL, *alone = NULL, *again = NULL;
+    DT_TRY(dt_mesh_create(world, cpu, &(dt_mesh_options){.axes = {{"dp", 2}, {"tp", 2}}}, &mesh));
+    DT_TRY(dt_mesh_slice(mesh, "", &alone));
+    DT_TRY(dt_mesh_slice(mesh, "", &again));
+    TEST_THAT(again == alone && alone != mesh, "cached");
+    TEST_THAT(dt_mesh_size(alone) == 1 && dt_mesh_rank(alone) == 0, "one rank");
+    TEST_THAT(dt_mesh_world_rank(alone, 0) == me, "me");
+    const dt_layout *whole = NULL;
+    DT_TRY(dt_mesh_layout_text(alone, DT_SHAPE(5, 3), "R", &whole));
+    TEST_THAT(dt_shape_equal(dt_mesh_local(whole, NULL), DT_SHAPE(5, 3)), "all of it");
+    char text[DT_MESH_TEXT], want[DT_MESH_TEXT];
+    (void)snprintf(want, sizeof want, "mesh 1 [], rank %d at ()", me);
+    TEST_THAT(strcmp(dt_mesh_print(alone, text, sizeof text), want) == 0, "%s", text);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(test_alone)
+{
+    test_ranks(4, alone_body, NULL);
 }
 END_TEST
 
@@ -168,6 +197,7 @@ int main(void)
     suite_add_tcase(suite, t);
     tcase_add_test(t, test_slices);
     tcase_add_test(t, test_same_mesh_by_any_path);
+    tcase_add_test(t, test_alone);
     tcase_add_test(t, test_flatten);
     tcase_add_test(t, test_split);
     return test_main(suite);
