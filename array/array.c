@@ -11,13 +11,13 @@ dt_status dt_array_create(dt_heap *heap, dt_dtype dtype, dt_shape shape, dt_tag 
                           dt_array *array_out)
 {
     int64_t bytes = (int64_t)dt_dtype_size(dtype);
-    bool legal = true, empty = false;
+    bool legal = true, overflow = false, empty = false;
     for (int d = 0; d < shape.ndim; d++) {
         legal = legal && shape.dim[d] >= 0;
         empty = empty || shape.dim[d] == 0;
+        overflow = __builtin_mul_overflow(bytes, shape.dim[d], &bytes) || overflow;
     }
-    for (int d = 0; d < shape.ndim && !empty; d++)
-        legal = !__builtin_mul_overflow(bytes, shape.dim[d], &bytes) && legal;
+    legal = legal && (empty || !overflow);
     if (!legal) {
         char text[DT_SHAPE_TEXT];
         return DT_ERROR(DT_ERR_SHAPE, "shape %s: dims must be >= 0 and the bytes fit 63 bits",

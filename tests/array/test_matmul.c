@@ -95,10 +95,12 @@ static void check_element(const dt_matmul_args *p, const void *before, int64_t z
     const double c = p->beta == 0 ? 0 : p->beta * load(p->dtype_c, before, at);
     const double want = p->alpha * sum + c;
     const double u = p->dtype == DT_F64 ? ldexp(1, -53) : ldexp(1, -24);
+    const double smallest =
+        p->dtype_c == DT_F16 ? ldexp(1, -25) : 0; /* half of a subnormal's unit */
     const double bound = (double)(p->k + 4) * u * (fabs(p->alpha) * size + fabs(c)) +
-                         unit_roundoff(p->dtype_c) * fabs(want) + ldexp(1, -25);
+                         unit_roundoff(p->dtype_c) * fabs(want) + smallest;
     const double got = load(p->dtype_c, p->c, at);
-    if (!(fabs(got - want) <= (p->dtype_c == DT_F64 ? bound - ldexp(1, -25) : bound)))
+    if (!(fabs(got - want) <= bound))
         ck_abort_msg(
             "%s to %s %lldx%lldx%lld batch %lld trans %d%d alpha %g beta %g: C[%lld,%lld,%lld] = "
             "%.9g, want %.9g within %g",
