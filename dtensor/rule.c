@@ -1,6 +1,7 @@
 /* dtensor/rule.c - the placement rules in letters: infer per mesh axis, place gradients.
- * Read first: dtensor/dt_rule.h, dtensor/rule_words.c (a spec as letters). Read next: dtensor/rule_fix.c (what would mend
- * a refusal), dtensor/rule_print.c (the table). A miss of the caller's cache comes here, so nothing allocates. */
+ * Read first: dtensor/dt_rule.h, dtensor/rule_words.c (a spec as letters). Read next:
+ * dtensor/rule_fix.c (what would mend a refusal), dtensor/rule_print.c (the table). A miss of
+ * the caller's cache comes here, so nothing allocates. */
 #include "dtensor/dtensor_internal.h"
 
 #include <ctype.h>
@@ -40,7 +41,8 @@ static const char *find(const char *letters, char c)
     return letters ? strchr(letters, c) : NULL;
 }
 
-/* Refusal: operand i must be S at letter l (or R where it lacks l), as operand `lead` is sharded on l. */
+/* Refusal: operand i must be S at letter l (or R where it lacks l), as operand `lead` is sharded
+ * on l. */
 static dt_status refuse(const inference *f, const line *x, int i, int lead, char l)
 {
     char want[24] = "R", a[DTI_OPERAND_TEXT], b[DTI_OPERAND_TEXT];
@@ -75,8 +77,9 @@ static dt_status sharded_term(const inference *f, const line *x, int term, int l
     return DT_OK;
 }
 
-/* Rules 1, 2, 3, 5 for one term: its result is 'R', 'P', or the letter of the output on which it is sharded
- * (never upper case); 0 if all its operands were left out. lead: the operand that decided. */
+/* Rules 1, 2, 3, 5 for one term: its result is 'R', 'P', or the letter of the output on which it
+ * is sharded (never upper case); 0 if all its operands were left out. lead: the operand that
+ * decided. */
 static dt_status infer_term(const inference *f, const line *x, int term, char *result, int *lead)
 {
     int shard = -1, part = -1;
@@ -192,8 +195,9 @@ static dt_status infer_shape(inference *f, const dti_words *s)
     return DT_OK;
 }
 
-/* "Same order": once every axis agrees on the letters, operands that share a letter must nest its axes alike.
- * Where inference sees other rows on some axes, a letter of the output may be whole in one operand. */
+/* "Same order": once every axis agrees on the letters, operands that share a letter must nest
+ * its axes alike. Where inference sees other rows on some axes, a letter of the output may be
+ * whole in one operand. */
 static dt_status infer_splits(inference *f, const dti_words *s)
 {
     char a[DTI_OPERAND_TEXT], b[DTI_OPERAND_TEXT];
@@ -273,7 +277,8 @@ dt_layout dt_rule_grad(const dt_layout *operand, uint8_t zeroed, const dt_layout
         const unsigned bit = 1u << axis;
         if (dt_layout_at(operand, axis).kind != DT_REPLICATE)
             continue;
-        /* Output R: every rank computed the same, as dy. Else each rank sees only its part of the sum. */
+        /* Output R: every rank computed the same, as dy. Else each rank sees only its part of
+         * the sum. */
         const bool same = dt_layout_at(out, axis).kind == DT_REPLICATE;
         if (same ? dy->partial & bit : !(zeroed & bit))
             g.partial |= (uint8_t)bit;

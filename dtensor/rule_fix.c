@@ -1,9 +1,9 @@
 /* dtensor/rule_fix.c - what would mend a refused application of an op, and what it would cost.
  * Read first: dtensor/dt_rule.h, placements/dt_plan.h.
  *
- * A change gives one operand another placement on one axis. All changes are tried, then, if none is accepted, all pairs.
- * Each is priced as the redistribute that the user would write: its plan forward, and backward the plan of its adjoint
- * from where the gradient then arises. */
+ * A change gives one operand another placement on one axis. All changes are tried, then, if none
+ * is accepted, all pairs. Each is priced as the redistribute that the user would write: its plan
+ * forward, and backward the plan of its adjoint from where the gradient then arises. */
 #include "dtensor/dtensor_internal.h"
 
 #include <stdarg.h>
@@ -34,8 +34,8 @@ typedef struct search {
 
 /* ---- prices ---- */
 
-/* The layouts between which the adjoint of a redistribute src -> dst moves a gradient that arose as g: the dual of src on
- * the axes that change; P on other axes passes through. */
+/* The layouts between which the adjoint of a redistribute src -> dst moves a gradient that arose
+ * as g: the dual of src on the axes that change; P on other axes passes through. */
 static dt_layout adjoint_target(const dt_layout *src, const dt_layout *dst, const dt_layout *g)
 {
     dt_layout target = dt_layout_dual(src);
@@ -126,8 +126,9 @@ static dt_status try_proposal(search *s, proposal p)
     return DT_OK;
 }
 
-/* The k-th placement for an operand on an axis: R, then S(d) at every depth of the nest of d. False past the last. P is not
- * proposed: it is free to make, but every rank then computes on zeros and the parts wait for a sum. */
+/* The k-th placement for an operand on an axis: R, then S(d) at every depth of the nest of d.
+ * False past the last. P is not proposed: it is free to make, but every rank then computes on
+ * zeros and the parts wait for a sum. */
 static bool nth_change(const dt_layout *before, int axis, int k, dt_layout *after)
 {
     *after = *before;
@@ -149,7 +150,8 @@ static bool nth_change(const dt_layout *before, int axis, int k, dt_layout *afte
     return false;
 }
 
-/* Tries p with one change more, in all ways; `deeper`: instead tries each of those with yet one more. */
+/* Tries p with one change more, in all ways; `deeper`: instead tries each of those with yet one
+ * more. */
 static dt_status try_changes(search *s, proposal p, int deeper)
 {
     const int mine = p.n++;

@@ -1,4 +1,5 @@
-/* dtensor/rule_print.c - the table of an op's rules: every accepted row of placements on one axis, with its gradients.
+/* dtensor/rule_print.c - the table of an op's rules: every accepted row of placements on one
+ * axis, with its gradients.
  * Read first: dtensor/dt_rule.h.
  *
  *     linear    bsk,nk->bsn
@@ -12,8 +13,8 @@
 
 enum { LINE_BYTES = 256, PLACEMENT_TEXT = 16 };
 
-/* The size of a letter's dim. Some are odd or prime, so that the table shows where uneven bounds forbid a row; heads h are a
- * multiple of groups g, and the other letters divide by 2. */
+/* The size of a letter's dim. Some are odd or prime, so that the table shows where uneven bounds
+ * forbid a row; heads h are a multiple of groups g, and the other letters divide by 2. */
 static int64_t letter_size(char letter)
 {
     static const char letters[] = "bsnkmvhgdc";

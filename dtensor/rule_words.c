@@ -1,7 +1,8 @@
-/* dtensor/rule_words.c - the spec of a rule as letters. Read first: dtensor/dt_rule.h. Read next: dtensor/rule.c.
+/* dtensor/rule_words.c - the spec of a rule as letters. Read first: dtensor/dt_rule.h. Read
+ * next: dtensor/rule.c.
  *
- * Letters are plain characters; a spec such as "...k,nk+n->...n" becomes one word an operand, with the dims of "..."
- * written as digits, aligned on the right:
+ * Letters are plain characters; a spec such as "...k,nk+n->...n" becomes one word an operand,
+ * with the dims of "..." written as digits, aligned on the right:
  *     x [4, 6, 8], w [16, 8], b [16]:   "01k"  "nk"  "n"  ->  "01n"      terms 0 0 1 */
 #include "dtensor/dtensor_internal.h"
 
@@ -30,7 +31,8 @@ static int count_letters(const char *text, const char *end, bool *dots_out)
     return letters;
 }
 
-/* Write a word out; "..." becomes the last `ndots` of the digits 0 .. most-1. Lengths were checked. */
+/* Write a word out; "..." becomes the last `ndots` of the digits 0 .. most-1. Lengths were
+ * checked. */
 static void expand(const char *text, const char *end, int ndots, int most, char *out)
 {
     for (const char *p = text; p < end; p++) {

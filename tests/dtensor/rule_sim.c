@@ -45,8 +45,8 @@ static int64_t offset(const char *word, const int64_t *size, const int64_t *at)
     return x;
 }
 
-/* One term, for every assignment of its letters and the output's. which < 0: dst = the output. Else dst = the gradient of
- * operand `grad`, of which dy takes the place. */
+/* One term, for every assignment of its letters and the output's. which < 0: dst = the output.
+ * Else dst = the gradient of operand `which`, of which dy takes the place. */
 static void add_term(const sim_op *o, int term, const int64_t *size, array *in, const double *dy,
                      int which, double *dst)
 {
@@ -152,7 +152,8 @@ static void scatter(const dt_layout *l, const double *global, unsigned seed, arr
     }
 }
 
-/* Do the local arrays mean this global array? R: equal on the ranks of the axis, also where it is P on another. */
+/* Do the local arrays mean this global array? R: equal on the ranks of the axis, also where it
+ * is P on another. */
 static bool means(const dt_layout *l, array *local, const double *global)
 {
     array sum = {0};
@@ -188,7 +189,7 @@ static void inputs_of_rank(const trial *t, int rank, bool zero, array *in)
 {
     int coord[DT_MAX_AXES];
     dt_grid_coord(t->r->out[0].grid, rank, coord);
-    for (int i = 0; i < t->o->n; i++) {
+    for (int i = 0; i < SIM_MAX_IN; i++) {
         bool keep = true;
         for (int a = 0; a < t->r->out[0].grid->naxes; a++)
             keep &= !(t->r->zeroed[i] >> a & 1) || coord[a] == 0;

@@ -1,4 +1,5 @@
-/* tests/dtensor/rule_sim.h - what an application of a sum of products means: all ranks computed in this process. */
+/* tests/dtensor/rule_sim.h - what an application of a sum of products means: all ranks computed
+ * in this process. */
 #pragma once
 
 #include "dtensor/dt_rule.h"
@@ -17,6 +18,7 @@ typedef dt_layout (*sim_grad)(const dt_layout *operand, uint8_t zeroed, const dt
 sim_op sim_parse(const char *spec);
 /* Shape of an operand or output from its letters; small, and uneven on most axes. */
 dt_shape sim_shape(const char *word);
-/* Is the accepted application r right: do local arrays of whole numbers, gathered by r->out[0], equal those of one rank,
- * and gradients, placed by `grad`, for every layout that the output's gradient may have? */
+/* Is the accepted application r right: do local arrays of whole numbers, gathered by r->out[0],
+ * equal those of one rank, and gradients, placed by `grad`, for every layout that the output's
+ * gradient may have? */
 bool sim_is_right(const sim_op *o, const dt_rule *r, sim_grad grad);

@@ -1,4 +1,5 @@
-/* tests/dtensor/test_rule.c - rules in letters: "...", optional operands, rows by axis, shapes, and what errors say. */
+/* tests/dtensor/test_rule.c - rules in letters: "...", optional operands, rows by axis, shapes,
+ * and what errors say. */
 #include "dtensor/dt_rule.h"
 #include "tests/harness.h"
 

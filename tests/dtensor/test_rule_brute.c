@@ -1,6 +1,7 @@
-/* tests/dtensor/test_rule_brute.c - the rules against what they mean. For sums of products, every layout of every operand
- * on grids of two axes: where dt_rule_letters accepts, all ranks are computed in this process on their local arrays of
- * whole numbers (rule_sim.h), and the gathered value and gradients must equal those of one rank. Wrong rules must be noticed. */
+/* tests/dtensor/test_rule_brute.c - the rules against what they mean. For sums of products,
+ * every layout of every operand on grids of two axes: where dt_rule_letters accepts, all ranks
+ * are computed in this process on their local arrays of whole numbers (rule_sim.h), and the
+ * gathered value and gradients must equal those of one rank. Wrong rules must be noticed. */
 #include "tests/dtensor/rule_sim.h"
 #include "tests/harness.h"
 
@@ -8,7 +9,8 @@
 
 enum { MAX_LAYOUTS = 64, ALL = 0xff };
 
-/* accepted: how many of all layouts on two axes the specification accepts (prototype, counted once). */
+/* accepted: how many of all layouts on two axes the specification accepts (prototype, counted
+ * once). */
 typedef struct rule_case {
     const char *spec;
     int accepted;

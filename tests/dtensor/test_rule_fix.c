@@ -1,4 +1,5 @@
-/* tests/dtensor/test_rule_fix.c - the proposals that go with a refusal: accepted, cheapest first, priced both ways. */
+/* tests/dtensor/test_rule_fix.c - the proposals that go with a refusal: accepted, cheapest
+ * first, priced both ways. */
 #include "dtensor/dtensor_internal.h"
 #include "tests/harness.h"
 
@@ -28,8 +29,9 @@ static const char *fix_of(const char *spec, dt_shape x, const char *x_at, dt_sha
     return buf;
 }
 
-/* x [8, 64, 512] S(2), w [512, 512] R, f32. Bytes that a rank sends: gathering w [512, 128] from 4 ranks is 3/4 of
- * 1 MiB = 786432; x has 1 MiB: an all-to-all from S(2) to S(0) sends 3/4 of a rank's quarter = 196608, less than w. */
+/* x [8, 64, 512] S(2), w [512, 512] R, f32. Bytes that a rank sends: gathering w [512, 128] from
+ * 4 ranks is 3/4 of 1 MiB = 786432; x has 1 MiB: an all-to-all from S(2) to S(0) sends 3/4 of a
+ * rank's quarter = 196608, less than w. */
 START_TEST(test_linear_wants_the_weight_or_the_input_moved)
 {
     const dt_shape x = DT_SHAPE(8, 64, 512), w = DT_SHAPE(512, 512);
@@ -51,8 +53,9 @@ START_TEST(test_the_cheapest_comes_first)
 }
 END_TEST
 
-/* Two sums multiplied: one is to be reduced; as nothing else is sharded, to R. The gradient of an R operand beside a P
- * operand arises as P and the adjoint returns it as R: an all-reduce too. */
+/* Two sums multiplied: one is to be reduced; as nothing else is sharded, to R. The gradient of
+ * an R operand beside a P operand arises as P and the adjoint returns it as R: an all-reduce
+ * too. */
 START_TEST(test_product_of_two_sums)
 {
     const char *fix = fix_of("...,...->...", DT_SHAPE(256), "P@tp", DT_SHAPE(4, 256), "P@tp", 0);
@@ -74,7 +77,8 @@ START_TEST(test_orders_of_a_nest)
 }
 END_TEST
 
-/* Wrong on both axes: no single change helps, a pair does; changes of one operand are one redistribute. */
+/* Wrong on both axes: no single change helps, a pair does; changes of one operand are one
+ * redistribute. */
 START_TEST(test_pairs_where_one_change_is_not_enough)
 {
     const char *fix =
