@@ -55,6 +55,8 @@ dt_tensor *dt_silu(dt_tape *t, dt_tensor *x);
 typedef enum dt_gelu_kind { DT_GELU_TANH, DT_GELU_ERF } dt_gelu_kind;
 dt_tensor *dt_gelu(dt_tape *t, dt_tensor *x, dt_gelu_kind kind);
 dt_tensor *dt_swiglu(dt_tape *t, dt_tensor *gate, dt_tensor *up); /* silu(gate) * up */
+/* Global indices 0 .. size-1 along one dim of x, i32, placed as that dim is: position ids for an embedding of positions. */
+dt_tensor *dt_positions(dt_tape *t, dt_tensor *x, int dim);
 /* Rotary positions, halves rotated: x_BHSD, a = p * theta^(-2i/D). positions [S] or [B, S] i32, placed as those dims of x;
  * NULL: the global index along S.   Rule: "bhsD->bhsD", linear */
 dt_tensor *dt_rope(dt_tape *t, dt_tensor *x, dt_tensor *positions, double theta);
@@ -144,6 +146,7 @@ void dt_local_map(dt_tape *t, const dt_local_map_options *options, int nin, dt_t
 #define dt_silu(t, ...)                 dt_silu(dt_tape_at((t), DT_HERE), __VA_ARGS__)
 #define dt_gelu(t, ...)                 dt_gelu(dt_tape_at((t), DT_HERE), __VA_ARGS__)
 #define dt_swiglu(t, ...)               dt_swiglu(dt_tape_at((t), DT_HERE), __VA_ARGS__)
+#define dt_positions(t, ...)            dt_positions(dt_tape_at((t), DT_HERE), __VA_ARGS__)
 #define dt_rope(t, ...)                 dt_rope(dt_tape_at((t), DT_HERE), __VA_ARGS__)
 #define dt_attention(t, ...)            dt_attention(dt_tape_at((t), DT_HERE), __VA_ARGS__)
 #define dt_dropout(t, ...)              dt_dropout(dt_tape_at((t), DT_HERE), __VA_ARGS__)

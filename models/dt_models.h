@@ -1,0 +1,40 @@
+/* models/dt_models.h - Llama and GPT-2, from a Hugging Face config.json, with Hugging Face's parameter names.
+ *
+ * A model is a module that takes {ids [B, S] i32} and gives logits [B, S, V], or takes {ids, targets} and gives the loss:
+ * the sum over valid targets divided by what dt_model_set_loss was told. Made on meta: see nn/dt_module.h. */
+#pragma once
+
+#include "nn/dt_layers.h"
+
+typedef struct dt_llama_config {
+    int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers;
+    int64_t num_attention_heads, num_key_value_heads, head_dim, max_position_embeddings;
+    double rope_theta, rms_norm_eps, initializer_range;
+    bool tie_word_embeddings, attention_bias, mlp_bias;
+    double dropout; /* after attention and mlp; not a field of Hugging Face's */
+} dt_llama_config;
+
+typedef struct dt_gpt2_config {
+    int64_t vocab_size, n_embd, n_layer, n_head, n_inner, n_positions;
+    double layer_norm_epsilon, initializer_range;
+    double embd_pdrop, resid_pdrop;
+} dt_gpt2_config;
+
+DT_NODISCARD dt_status dt_llama_create(const dt_llama_config *config, dt_module **model_out);
+DT_NODISCARD dt_status dt_gpt2_create(const dt_gpt2_config *config, dt_module **model_out);
+
+/* What a caller must know of a model, whichever it is. */
+typedef struct dt_model_facts {
+    const char *architecture; /* "LlamaForCausalLM", "GPT2LMHeadModel" */
+    int64_t vocab, hidden, layers, heads, kv_heads, head_dim, max_positions;
+} dt_model_facts;
+
+/* dt_model_create - from a config.json (architecture by model_type or architectures).
+ * Errors: DT_ERR_IO, DT_ERR_FORMAT names a missing or unusable field; DT_ERR_UNSUPPORTED names a feature that the models
+ * do not have (rope scaling, other activations), so that no number is silently wrong. */
+DT_NODISCARD dt_status dt_model_create(const char *config_path, dt_module **model_out, dt_model_facts *facts_out);
+
+/* Divisor of the loss (valid targets of the global batch) and tokens whose logits exist at once (0: 1024). */
+void dt_model_set_loss(dt_module *model, int64_t valid, int64_t chunk);
+/* The layers, to shard or recompute one by one; borrowed. */
+dt_module *dt_model_layer(dt_module *model, int i);
