@@ -90,8 +90,7 @@ DT_NODISCARD dt_status dt_array_create(dt_heap *heap, dt_dtype dtype, dt_shape s
                                        dt_array *array_out);
 /* Another reference to the same bytes. */
 dt_array dt_array_share(const dt_array *a);
-/* The same bytes under another shape of equal count; rows [lo, hi) of dim 0. Each is a reference.
- */
+/* The same bytes under another shape of equal count; rows [lo, hi) of dim 0. New references. */
 dt_array dt_array_reshape(const dt_array *a, dt_shape shape);
 dt_array dt_array_rows(const dt_array *a, int64_t lo, int64_t hi);
 /* Drop the reference; *a becomes all-zero. Accepts an all-zero array. */
@@ -114,12 +113,11 @@ DT_NODISCARD dt_status dt_array_read(const dt_array *a, void *host, int64_t n);
 void dt_array_zero(dt_array *a);
 void dt_array_fill(dt_array *a, double value);              /* converted as dt_array_cast does */
 void dt_array_copy(dt_array *dst, const dt_array *src);     /* same count and dtype */
-void dt_array_cast(dt_array *dst, const dt_array *src);     /* same count, any dtypes; see below */
 void dt_array_add_into(dt_array *dst, const dt_array *src); /* dst += src, floats, same dtype */
 void dt_array_scale(dt_array *a, double factor);            /* a *= factor, floats */
-/* A cast to bf16 or f16 rounds to nearest, ties to even, by way of f32. Floats become integers
- * toward zero and saturate, NaN is 0; a narrower integer wraps. */
-
+/* Between any dtypes, same count. To bf16 and f16: round to nearest, ties to even, by way of f32.
+ * Floats become integers toward zero and saturate, NaN is 0; a narrower integer wraps. */
+void dt_array_cast(dt_array *dst, const dt_array *src);
 /* Copy the block of `extent` elements from src at src_at to dst at dst_at: same ndim and dtype,
  * no overlap. */
 void dt_array_copy_block(dt_array *dst, const int64_t dst_at[], const dt_array *src,

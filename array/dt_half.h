@@ -4,8 +4,7 @@
  * (quiet). The block forms are serial: communication workers may call them. f64 and integers reach
  * 16 bits through f32, as PyTorch's do.
  *
- * Source: IEEE 754-2019; the branch-free f16 forms are F. Giesen's, "float->half variants" (2012).
- */
+ * Source: IEEE 754-2019; branch-free f16 forms from F. Giesen, "float->half variants". */
 #pragma once
 
 #include "base/dt_types.h"
