@@ -39,9 +39,9 @@ static dt_status syntax(const reader *r, const char *wanted)
 static void print_axes(const dt_grid *grid, char *buf, size_t size_bytes)
 {
     size_t used = 0;
-    dti_append(buf, size_bytes, &used, grid->naxes ? "" : "none");
+    dti_text_append(buf, size_bytes, &used, grid->naxes ? "" : "none");
     for (int a = 0; a < grid->naxes; a++)
-        dti_append(buf, size_bytes, &used, a ? ", %s" : "%s", grid->name[a]);
+        dti_text_append(buf, size_bytes, &used, a ? ", %s" : "%s", grid->name[a]);
 }
 
 static dt_status read_axis(reader *r, int *axis_out)
@@ -127,7 +127,7 @@ dt_status dt_layout_parse(const dt_grid *grid, dt_shape shape, const char *text,
     return DT_OK;
 }
 
-void dti_append(char *buf, size_t size_bytes, size_t *used, const char *format, ...)
+void dti_text_append(char *buf, size_t size_bytes, size_t *used, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -140,22 +140,22 @@ const char *dt_layout_print(const dt_layout *layout, char *buf, size_t size_byte
 {
     size_t used = 0;
     const char *comma = "";
-    dti_append(buf, size_bytes, &used, "[");
+    dti_text_append(buf, size_bytes, &used, "[");
     for (int d = 0; d < layout->shape.ndim; d++) {
         for (int i = 0; i < layout->nsplit[d]; i++) {
             if (i == 0)
-                dti_append(buf, size_bytes, &used, "%sS(%d)", comma, d);
-            dti_append(buf, size_bytes, &used, "%c%s", i ? '>' : '@',
-                       layout->grid->name[layout->split[d][i]]);
+                dti_text_append(buf, size_bytes, &used, "%sS(%d)", comma, d);
+            dti_text_append(buf, size_bytes, &used, "%c%s", i ? '>' : '@',
+                            layout->grid->name[layout->split[d][i]]);
             comma = ", ";
         }
     }
     for (int a = 0; a < layout->grid->naxes; a++) {
         if (layout->partial >> a & 1) {
-            dti_append(buf, size_bytes, &used, "%sP@%s", comma, layout->grid->name[a]);
+            dti_text_append(buf, size_bytes, &used, "%sP@%s", comma, layout->grid->name[a]);
             comma = ", ";
         }
     }
-    dti_append(buf, size_bytes, &used, *comma ? "]" : "R]");
+    dti_text_append(buf, size_bytes, &used, *comma ? "]" : "R]");
     return buf;
 }

@@ -5,7 +5,7 @@
 
 /* Append to a text that may be too long for its buffer; *used counts the bytes that were wanted. */
 DT_PRINTF(4, 5)
-void dti_append(char *buf, size_t size_bytes, size_t *used, const char *format, ...);
+void dti_text_append(char *buf, size_t size_bytes, size_t *used, const char *format, ...);
 
 /* What a search is given; src and dst name no axis of size 1. */
 typedef struct dti_problem {

@@ -83,34 +83,34 @@ static void print_bytes(char *buf, size_t size_bytes, size_t *used, int64_t byte
 {
     static const char *const unit[] = {"kB", "MB", "GB", "TB", "PB"};
     if (bytes < 1000) {
-        dti_append(buf, size_bytes, used, " %d B", (int)bytes);
+        dti_text_append(buf, size_bytes, used, " %d B", (int)bytes);
         return;
     }
     double value = (double)bytes / 1e3;
     int u = 0;
     for (; value >= 999.95 && u < DT_COUNT(unit) - 1; u++)
         value /= 1e3;
-    dti_append(buf, size_bytes, used, " %.1f %s", value, unit[u]);
+    dti_text_append(buf, size_bytes, used, " %.1f %s", value, unit[u]);
 }
 
 const char *dt_plan_print(const dt_plan *plan, char *buf, size_t size_bytes)
 {
     size_t used = 0;
-    dti_append(buf, size_bytes, &used, plan->nsteps ? "" : "nothing");
+    dti_text_append(buf, size_bytes, &used, plan->nsteps ? "" : "nothing");
     for (int i = 0; i < plan->nsteps; i++) {
         const dt_step *s = &plan->step[i];
         const int dim = s->dim_from >= 0 ? s->dim_from : s->dim_to;
-        dti_append(buf, size_bytes, &used, "%s%s", i ? "; " : "", dt_step_name(s->kind));
+        dti_text_append(buf, size_bytes, &used, "%s%s", i ? "; " : "", dt_step_name(s->kind));
         if (dim >= 0)
-            dti_append(buf, size_bytes, &used, " dim %d", dim);
+            dti_text_append(buf, size_bytes, &used, " dim %d", dim);
         if (s->dim_from >= 0 && s->dim_to >= 0)
-            dti_append(buf, size_bytes, &used, " -> %d", s->dim_to);
+            dti_text_append(buf, size_bytes, &used, " -> %d", s->dim_to);
         for (int j = 0; j < s->naxes; j++)
-            dti_append(buf, size_bytes, &used, "%s%s",
-                       j == 0     ? " @"
-                       : dim >= 0 ? ">"
-                                  : ",",
-                       s->before.grid->name[s->axis[j]]);
+            dti_text_append(buf, size_bytes, &used, "%s%s",
+                            j == 0     ? " @"
+                            : dim >= 0 ? ">"
+                                       : ",",
+                            s->before.grid->name[s->axis[j]]);
         if (dt_step_moves(s->kind))
             print_bytes(buf, size_bytes, &used, s->bytes);
     }
