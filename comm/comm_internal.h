@@ -1,6 +1,7 @@
 /* comm/comm_internal.h - how a call travels through comm/.
  *
- *   call.c      checks the arguments, builds a dt_work: which bytes go to whom      host thread
+ *   call.c      checks the arguments                                                host thread
+ *   plan.c      builds a dt_work: which bytes go to whom                            host thread
  *   record.c    counts it, keeps it in the ring, prints DT_EXPLAIN's line           host thread
  *   lane.c      queues it on its channel's lane; runs it in order                   host or worker
  *   run.c       the algorithm, the same for all backends, in terms of `exchange`    host or worker
@@ -191,9 +192,10 @@ void dti_fate_init(dti_fate *fate);
 void dti_break(dt_world *world, const char *message); /* the first failure is kept */
 bool dti_broken(const dt_world *world);
 /* Fail a work: message = "<call> #<n> '<label>' on <communicator>: ...". Breaks the world. */
-DT_PRINTF(3, 4) dt_status dti_fail(dt_work *w, dt_status st, const char *fmt, ...);
-dt_status dti_fail_with_peer(dt_work *w);                  /* the world is broken: say by whom */
-dt_status dti_fail_absent(dt_work *w, const bool *absent); /* deadline passed; one flag a member */
+DT_PRINTF(3, 4) dt_status dti_work_fail(dt_work *w, dt_status st, const char *fmt, ...);
+dt_status dti_work_fail_peer(dt_work *w); /* the world is broken: say by whom */
+dt_status dti_work_fail_absent(dt_work *w,
+                               const bool *absent); /* deadline passed; one flag a member */
 void dti_describe(const dt_work *w, char *text, size_t size_bytes);
 
 /* switches.c */
@@ -215,6 +217,17 @@ dt_status dti_work_create(dt_comm *comm, dti_work_plan plan, const char *label, 
 dt_status dti_work_scratch(dt_work *w); /* when the exchanges are built */
 void dti_work_free(dt_work *w);
 
+/* plan.c */
+typedef struct dti_call_options {
+    dt_call kind;
+    dt_reduce op;
+    int peer;
+    const char *label;
+} dti_call_options;
+/* Elements of rank r's piece: as the caller counts them, or even. */
+int64_t dti_piece_of(const int64_t *counts, int64_t total, int k, int r);
+dt_status dti_plan_work(dt_work *w, const dti_call_options *o, const dt_part *part);
+
 /* lane.c */
 void dti_lane_open(dti_lane *lane);
 void dti_lane_close(dt_world *world, dti_lane *lane);
@@ -222,7 +235,7 @@ dt_status dti_lane_issue(dt_work *w);
 void dti_lane_wait(dt_work *w);
 
 /* run.c */
-dt_status dti_run(dt_work *w);
+dt_status dti_work_run(dt_work *w);
 void dti_prepare_faults(dt_work *w);
 void dti_apply_faults(dt_work *w);
 void dti_prepare_compare(dt_work *w);
@@ -230,11 +243,11 @@ void dti_prepare_compare(dt_work *w);
 int64_t dti_chunk(int64_t n, int k, int r);
 
 /* reduce.c: dst may be one of the sources; a NULL source is zero. Serial. */
-void dti_reduce(void *dst, int nsources, const void *const *source, int64_t n, dt_dtype dtype,
-                dt_reduce op);
+void dti_add_terms(void *dst, int nsources, const void *const *source, int64_t n, dt_dtype dtype,
+                   dt_reduce op);
 
 /* record.c */
-void dti_record_issue(dt_work *w);
+void dti_count_issue(dt_work *w);
 void dti_ring_mark(const dt_work *w, dti_ring_state state);
 void dti_event(const dt_work *w, const char *kind, dt_trace_phase phase, int lane);
 

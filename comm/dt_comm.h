@@ -1,11 +1,13 @@
 /* comm/dt_comm.h - worlds (who the ranks are) and communicators (what moves bytes between them).
  *
- * A world has ranks 0..size-1 on one backend. A communicator is an ordered list of ranks and a channel; it
- * is one FIFO, executed in host program order. Calls are nonblocking: each gives a dt_work; only dt_work_wait
- * and names with _sync block. All calls on a world come from one thread (the rank's).
+ * A world has ranks 0..size-1 on one backend. A communicator is an ordered list of ranks and a
+ * channel; it is one FIFO, executed in host program order. Calls are nonblocking: each gives a
+ * dt_work; only dt_work_wait and names with _sync block. All calls on a world come from one thread
+ * (the rank's).
  *
- * Backends agree bit for bit: they only move bytes, and every sum is done here, in rank order, in f32 (f64
- * for f64): reduce-scatter = all-to-all of chunks + local sum; all-reduce = that + all-gather.
+ * Backends agree bit for bit: they only move bytes, and every sum is done here, in rank order, in
+ * f32 (f64 for f64): reduce-scatter = all-to-all of chunks + local sum; all-reduce = that +
+ * all-gather.
  * Read next: mesh/dt_mesh.h. */
 #pragma once
 
@@ -39,15 +41,18 @@ typedef struct dt_world_options {
 } dt_world_options;
 
 /* dt_world_create - join the world this process was launched in.
- * Environment, read once: DT_EXPLAIN=1, DT_CHECK=collective,replicas (comma list), DT_FAULT=name,...
- * Collective: all ranks.   Blocks: yes.   Errors: DT_ERR_UNSUPPORTED when the backend is not built. */
+ * Environment, read once: DT_EXPLAIN=1, DT_CHECK=collective,replicas (comma list),
+ * DT_FAULT=name,...
+ * Collective: all ranks.   Blocks: yes.   Errors: DT_ERR_UNSUPPORTED when the backend is not
+ * built. */
 DT_NODISCARD dt_status dt_world_create(const dt_world_options *options, dt_world **world_out);
 /* Collective. Accepts NULL. Ends MPI only if dt_world_create started it. */
 void dt_world_destroy(dt_world **world);
 
-/* dt_world_run_threads - run `body(world, arg)` on nranks threads of this process, each a rank of one world.
- * Returns when all have returned: the status of the lowest rank that failed, with its trace.
- * A rank that returns a failure makes the waits of the others fail at once, so nobody hangs. */
+/* dt_world_run_threads - run `body(world, arg)` on nranks threads of this process, each a rank of
+ * one world. Returns when all have returned: the status of the lowest rank that failed, with its
+ * trace. A rank that returns a failure makes the waits of the others fail at once, so nobody
+ * hangs. */
 typedef dt_status (*dt_rank_body)(dt_world *world, void *arg);
 DT_NODISCARD dt_status dt_world_run_threads(int nranks, const dt_world_options *options,
                                             dt_rank_body body, void *arg);
@@ -60,15 +65,17 @@ void dt_world_set_trace(dt_world *world, dt_trace *trace);
 /* The world's heap on a device, created on first use; lives as long as the world. */
 DT_NODISCARD dt_status dt_world_heap(dt_world *world, dt_device device, dt_heap **heap_out);
 
-/* Switches from the environment (and setters, for tests). `fault` is true for each name in DT_FAULT. */
+/* Switches from the environment (and setters, for tests). `fault` is true for each name in
+ * DT_FAULT. */
 bool dt_world_explain(const dt_world *world);
 void dt_world_set_explain(dt_world *world, bool on);
 bool dt_world_check(const dt_world *world, const char *what);
 bool dt_world_fault(const dt_world *world, const char *name);
 void dt_world_set_check(dt_world *world, const char *names); /* comma list; "" none */
 void dt_world_set_fault(dt_world *world, const char *names); /* comma list; "" none */
-/* Calls of these kinds (bits 1 << dt_call) take delay_ms longer, as on a slow network (tests of overlap).
- * DT_FAULT=slow_comm:MS does it for all kinds; the other faults of comm/ are listed in switches.c. */
+/* Calls of these kinds (bits 1 << dt_call) take delay_ms longer, as on a slow network (tests of
+ * overlap). DT_FAULT=slow_comm:MS does it for all kinds; the other faults of comm/ are listed in
+ * switches.c. */
 void dt_world_set_delay(dt_world *world, unsigned kinds, int delay_ms);
 
 /* ---- communicators ---- */
@@ -86,9 +93,10 @@ int dt_comm_size(const dt_comm *comm);
 int dt_world_comms_created(
     const dt_world *world); /* communicators of size > 1 made so far (tests) */
 
-/* One tensor's part in a collective. Counts are elements per rank of the communicator, in its order, copied by
- * the call; NULL means even (count / size). Arrays are contiguous; in and out hold the pieces one after the
- * other in rank order. The work holds references to the storages until it is waited for.
+/* One tensor's part in a collective. Counts are elements per rank of the communicator, in its
+ * order, copied by the call; NULL means even (count / size). Arrays are contiguous; in and out
+ * hold the pieces one after the other in rank order. The work holds references to the storages
+ * until it is waited for.
  *                    in                       out                      counts used
  *   all_gather       my piece                 all pieces               recv (recv[me] = mine)
  *   reduce_scatter   all pieces, my terms     my piece, summed         send (send[me] = mine)
@@ -101,9 +109,11 @@ typedef struct dt_part {
     const int64_t *send, *recv;
 } dt_part;
 
-/* Coalesced list forms: n parts are one call and one count. `label` (module path, copied) shows in DT_EXPLAIN,
- * traces and time-outs. An error (wrong counts, not a member) is returned at the call, on every rank alike.
- * Cost: all_gather and reduce_scatter move (k-1)/k of the whole, all_reduce twice that, all_to_all (k-1)/k. */
+/* Coalesced list forms: n parts are one call and one count. `label` (module path, copied) shows in
+ * DT_EXPLAIN, traces and time-outs. An error (wrong counts, not a member) is returned at the call,
+ * on every rank alike.
+ * Cost: all_gather and reduce_scatter move (k-1)/k of the whole, all_reduce twice that, all_to_all
+ * (k-1)/k. */
 DT_NODISCARD dt_status dt_all_gather(dt_comm *comm, int n, const dt_part *part, const char *label,
                                      dt_work **work_out);
 DT_NODISCARD dt_status dt_reduce_scatter(dt_comm *comm, int n, const dt_part *part,
@@ -114,25 +124,28 @@ DT_NODISCARD dt_status dt_all_to_all(dt_comm *comm, int n, const dt_part *part, 
                                      dt_work **work_out);
 DT_NODISCARD dt_status dt_broadcast(dt_comm *comm, int root, int n, const dt_part *part,
                                     const char *label, dt_work **work_out);
-/* Point to point; matched in order per pair and communicator. Neither holds up later calls of the lane, so
- * two ranks may both send first; a later collective on the same communicator waits for them. */
+/* Point to point; matched in order per pair and communicator. Neither holds up later calls of the
+ * lane, so two ranks may both send first; a later collective on the same communicator waits for
+ * them. */
 DT_NODISCARD dt_status dt_send(dt_comm *comm, int to, int n, const dt_array *const *arrays,
                                const char *label, dt_work **work_out);
 DT_NODISCARD dt_status dt_recv(dt_comm *comm, int from, int n, dt_array *const *arrays,
                                const char *label, dt_work **work_out);
 DT_NODISCARD dt_status dt_barrier(dt_comm *comm, const char *label, dt_work **work_out);
 
-/* Wait and free; *work becomes NULL. Accepts NULL. Runs queued calls of the channel, up to this one, on the
- * calling thread. Channels 1..3 have a worker that runs them in the background from the call on; channel 0 has
- * none: its calls run when they are waited for. After an error that is not of DT_CHECK the world is dead:
- * every later call fails at once. Blocks: yes. Errors: DT_ERR_TIMEOUT names the call, its sequence number and the ranks that have not
- * arrived; DT_ERR_COMM when a peer failed. */
+/* Wait and free; *work becomes NULL. Accepts NULL. Runs queued calls of the channel, up to this
+ * one, on the calling thread. Channels 1..3 have a worker that runs them in the background from
+ * the call on; channel 0 has none: its calls run when they are waited for. After an error that is
+ * not of DT_CHECK the world is dead: every later call fails at once. Blocks: yes. Errors:
+ * DT_ERR_TIMEOUT names the call, its sequence number and the ranks that have not arrived;
+ * DT_ERR_COMM when a peer failed. */
 DT_NODISCARD dt_status dt_work_wait(dt_work **work);
 
 /* Host values, for set-up and scalars: blocking. */
 DT_NODISCARD dt_status dt_all_reduce_f64_sync(dt_comm *comm, double *value, int n, dt_reduce op);
 DT_NODISCARD dt_status dt_all_reduce_i64_sync(dt_comm *comm, int64_t *value, int n, dt_reduce op);
-/* DT_OK on all ranks, or on every rank the failure of the lowest rank that has one, its message included. */
+/* DT_OK on all ranks, or on every rank the failure of the lowest rank that has one, its message
+ * included. */
 DT_NODISCARD dt_status dt_world_agree_sync(dt_world *world, dt_status st);
 /* The communicator of all ranks of the world, channel 0; borrowed. */
 dt_comm *dt_world_comm(dt_world *world);
@@ -158,10 +171,11 @@ typedef enum dt_call {
 
 const char *dt_call_name(dt_call kind);
 
-/* Calls (size-1 communicators and the _sync host values are not counted) and payload bytes of this rank, k
- * ranks: all_gather and reduce_scatter whole * (k-1) / k, all_reduce 2 * whole * (k-1) / k, rounded down per part
- * and the same on all ranks however uneven the pieces are; all_to_all what it sends to others; broadcast the
- * whole on the root, 0 elsewhere; send its bytes, recv and barrier 0. */
+/* Calls (size-1 communicators and the _sync host values are not counted) and payload bytes of this
+ * rank, k ranks: all_gather and reduce_scatter whole * (k-1) / k, all_reduce 2 * whole * (k-1) /
+ * k, rounded down per part and the same on all ranks however uneven the pieces are; all_to_all
+ * what it sends to others; broadcast the whole on the root, 0 elsewhere; send its bytes, recv and
+ * barrier 0. */
 typedef struct dt_counts {
     int64_t calls[DT_NCALLS];
     int64_t bytes[DT_NCALLS];

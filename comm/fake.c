@@ -1,5 +1,5 @@
-/* comm/fake.c - one process plays one rank of any number: calls are checked and counted, nothing moves.
- * The pieces of the other ranks are zero; host values of the others are this rank's own. */
+/* comm/fake.c - one process plays one rank of any number: calls are checked and counted, nothing
+ * moves. The pieces of the other ranks are zero; host values of the others are this rank's own. */
 #include "comm/comm_internal.h"
 
 #include <string.h>

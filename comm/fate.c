@@ -1,7 +1,7 @@
 /* comm/fate.c - how calls fail: who says what, and why one failure ends the waits of all.
  *
- * A call that fails while it runs leaves its communicator in an unknown state on other ranks, so the
- * whole world is dead from then on: every later call fails at once with the first message. */
+ * A call that fails while it runs leaves its communicator in an unknown state on other ranks, so
+ * the whole world is dead from then on: every later call fails at once with the first message. */
 #include "comm/comm_internal.h"
 
 #include <stdarg.h>
@@ -37,7 +37,7 @@ void dti_describe(const dt_work *w, char *text, size_t size_bytes)
                    (long long)w->sequence, w->label, w->comm->name);
 }
 
-dt_status dti_fail(dt_work *w, dt_status st, const char *fmt, ...)
+dt_status dti_work_fail(dt_work *w, dt_status st, const char *fmt, ...)
 {
     dti_describe(w, w->message, sizeof w->message / 2);
     const size_t length = strlen(w->message);
@@ -51,7 +51,7 @@ dt_status dti_fail(dt_work *w, dt_status st, const char *fmt, ...)
     return st;
 }
 
-dt_status dti_fail_with_peer(dt_work *w)
+dt_status dti_work_fail_peer(dt_work *w)
 {
     dt_world *world = w->comm->world;
     char why[DTI_MESSAGE_BYTES];
@@ -61,11 +61,11 @@ dt_status dti_fail_with_peer(dt_work *w)
     pthread_mutex_unlock(&world->fate->lock);
     if (rank != world->rank)
         atomic_store(&world->saw_peer_fail, true);
-    return dti_fail(w, DT_ERR_COMM, "%s rank %d failed: %s",
-                    rank == world->rank ? "an earlier call of this" : "peer", rank, why);
+    return dti_work_fail(w, DT_ERR_COMM, "%s rank %d failed: %s",
+                         rank == world->rank ? "an earlier call of this" : "peer", rank, why);
 }
 
-dt_status dti_fail_absent(dt_work *w, const bool *absent)
+dt_status dti_work_fail_absent(dt_work *w, const bool *absent)
 {
     char text[256] = "";
     int missing = 0;
@@ -76,6 +76,6 @@ dt_status dti_fail_absent(dt_work *w, const bool *absent)
         (void)snprintf(text + at, sizeof text - at, "%s%d", missing ? ", " : "", w->comm->ranks[r]);
         missing++;
     }
-    return dti_fail(w, DT_ERR_TIMEOUT, "waited %.3g s for %s %s to arrive",
-                    w->comm->world->timeout_s, missing == 1 ? "rank" : "ranks", text);
+    return dti_work_fail(w, DT_ERR_TIMEOUT, "waited %.3g s for %s %s to arrive",
+                         w->comm->world->timeout_s, missing == 1 ? "rank" : "ranks", text);
 }

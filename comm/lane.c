@@ -2,14 +2,16 @@
  *
  * Whoever holds `running` executes the head of the queue, so calls of a lane run one at a time, in
  * host program order, on
- *   - the waiting thread: dt_work_wait executes queued calls up to its own. A call that is waited for
+ *   - the waiting thread: dt_work_wait executes queued calls up to its own. A call that is waited
+ * for
  *     at once costs no thread switch;
- *   - the lane's worker thread, which lanes 1..3 start at their first call. Lane 0 has none: its calls
+ *   - the lane's worker thread, which lanes 1..3 start at their first call. Lane 0 has none: its
+ * calls
  *     run when they are waited for. So what should overlap with computing goes on a channel >= 1.
- * Point-to-point calls do not hold the lane: when all earlier calls have run (often at the call itself)
- * they start, and then fly until both sides have started; sends and receives of two ranks may thus be
- * issued in any order. A collective first waits for flying calls of its own communicator, whose bytes
- * it may use. A worker sleeps on `wake` when it has nothing to do. */
+ * Point-to-point calls do not hold the lane: when all earlier calls have run (often at the call
+ * itself) they start, and then fly until both sides have started; sends and receives of two ranks
+ * may thus be issued in any order. A collective first waits for flying calls of its own
+ * communicator, whose bytes it may use. A worker sleeps on `wake` when it has nothing to do. */
 #include "comm/comm_internal.h"
 
 #include <errno.h>
@@ -48,12 +50,12 @@ static void test_flight(dti_lane *lane, dt_work *w)
     if (st == DT_OK && landed && now < w->earliest_s)
         return;
     if (st == DT_OK && !landed && dti_broken(w->comm->world) && !w->comm->world->ops->cancel(w))
-        st = dti_fail_with_peer(w);
+        st = dti_work_fail_peer(w);
     else if (st == DT_OK && !landed && w->deadline_s > 0 && now > w->deadline_s &&
              !w->comm->world->ops->cancel(w))
-        st = dti_fail(w, DT_ERR_TIMEOUT, "waited %.3g s for rank %d to %s",
-                      w->comm->world->timeout_s, w->comm->ranks[w->peer],
-                      w->kind == DT_CALL_SEND ? "receive" : "send");
+        st = dti_work_fail(w, DT_ERR_TIMEOUT, "waited %.3g s for rank %d to %s",
+                           w->comm->world->timeout_s, w->comm->ranks[w->peer],
+                           w->kind == DT_CALL_SEND ? "receive" : "send");
     else if (st == DT_OK && !landed)
         return;
     dt_work **link = &lane->flying;
@@ -74,9 +76,10 @@ static dt_status land_flights(dti_lane *lane, dt_work *before)
         if (!w)
             return DT_OK;
         if (dti_now() > deadline)
-            return dti_fail(before, DT_ERR_TIMEOUT, "waited %.3g s for the earlier %s #%lld '%s'",
-                            before->comm->world->timeout_s, dt_call_name(w->kind),
-                            (long long)w->sequence, w->label);
+            return dti_work_fail(before, DT_ERR_TIMEOUT,
+                                 "waited %.3g s for the earlier %s #%lld '%s'",
+                                 before->comm->world->timeout_s, dt_call_name(w->kind),
+                                 (long long)w->sequence, w->label);
         test_flight(lane, w);
         pthread_mutex_unlock(&lane->lock);
         dti_pause(since);
@@ -98,7 +101,7 @@ static void run_head(dti_lane *lane)
     dt_status st = is_message(w) ? DT_OK : land_flights(lane, w);
     pthread_mutex_unlock(&lane->lock);
     if (st == DT_OK)
-        st = is_message(w) ? w->comm->world->ops->start(w) : dti_run(w);
+        st = is_message(w) ? w->comm->world->ops->start(w) : dti_work_run(w);
     pthread_mutex_lock(&lane->lock);
     lane->running = false;
     if (st == DT_OK && is_message(w)) {
@@ -187,8 +190,8 @@ dt_status dti_lane_issue(dt_work *w)
     return DT_OK;
 }
 
-/* A wait never depends on a collective issued after the call it waits for; messages queued behind it
- * are started, since the peer may need them first. */
+/* A wait never depends on a collective issued after the call it waits for; messages queued behind
+ * it are started, since the peer may need them first. */
 void dti_lane_wait(dt_work *w)
 {
     dti_lane *lane = &w->comm->world->lane[w->comm->channel];

@@ -1,4 +1,5 @@
-/* comm/launch.c - ranks as threads of this process: start them, wait for all, report the first cause. */
+/* comm/launch.c - ranks as threads of this process: start them, wait for all, report the first
+ * cause. */
 #include "comm/comm_internal.h"
 
 #include "array/dt_kernels.h"
@@ -75,7 +76,8 @@ static dt_status start_ranks(rank_thread *t, int nranks, dt_rank_body body, void
     return st;
 }
 
-/* The lowest rank that failed by itself; failing that, the lowest that failed because of another. */
+/* The lowest rank that failed by itself; failing that, the lowest that failed because of another.
+ * */
 static const rank_thread *find_cause(const rank_thread *t, int nranks)
 {
     const rank_thread *found = NULL;

@@ -28,7 +28,7 @@ static unsigned long long ring_word(int64_t index, dti_ring_state state)
     return (unsigned long long)index << 2 | (unsigned long long)state;
 }
 
-void dti_record_issue(dt_work *w)
+void dti_count_issue(dt_work *w)
 {
     dt_world *world = w->comm->world;
     count(&world->counts, w);
@@ -48,7 +48,8 @@ void dti_record_issue(dt_work *w)
     dti_event(w, "issue", DT_TRACE_MOMENT, 0);
 }
 
-/* A worker may mark a call whose entry the host has since given to a newer one: then it is not its own. */
+/* A worker may mark a call whose entry the host has since given to a newer one: then it is not its
+ * own. */
 void dti_ring_mark(const dt_work *w, dti_ring_state state)
 {
     dti_ring_entry *e = &w->comm->world->ring[w->ring_index % DTI_RING];

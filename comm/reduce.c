@@ -1,7 +1,7 @@
 /* comm/reduce.c - sum (max, min) of one chunk's terms, in rank order.
  *
- * Serial, because communication workers run it. Terms add in f32 (f64 for f64) and are rounded to the
- * storage type once, at the end; integers wrap. NaN wins in max and min. */
+ * Serial, because communication workers run it. Terms add in f32 (f64 for f64) and are rounded to
+ * the storage type once, at the end; integers wrap. NaN wins in max and min. */
 #include "comm/comm_internal.h"
 
 #include "array/dt_half.h"
@@ -54,8 +54,8 @@ static void combine(void *acc, const void *x, int64_t n, dt_dtype dtype, dt_redu
     }
 }
 
-void dti_reduce(void *dst, int nsources, const void *const *source, int64_t n, dt_dtype dtype,
-                dt_reduce op)
+void dti_add_terms(void *dst, int nsources, const void *const *source, int64_t n, dt_dtype dtype,
+                   dt_reduce op)
 {
     _Alignas(16) char acc[BLOCK * sizeof(double)];
     _Alignas(16) char term[BLOCK * sizeof(double)];

@@ -1,5 +1,5 @@
-/* comm/run.c - the algorithms, common to all backends: a call is one or two exchanges of pieces and,
- * for reductions, a sum of the received chunks in rank order.
+/* comm/run.c - the algorithms, common to all backends: a call is one or two exchanges of pieces
+ * and, for reductions, a sum of the received chunks in rank order.
  *
  *   all_reduce of N elements on k ranks, c = ceil(N / k):
  *     first exchange   rank r gets everybody's terms of [r c, (r+1) c) and adds them up
@@ -40,7 +40,7 @@ static void add_up(dt_work *w)
             continue;
         for (int r = 0; r < k; r++)
             w->source[r] = r == me ? w->first.send[i * k + r].data : w->first.recv[i * k + r].data;
-        dti_reduce(o->sum, k, w->source, o->sum_count, o->dtype, w->op);
+        dti_add_terms(o->sum, k, w->source, o->sum_count, o->dtype, w->op);
     }
 }
 
@@ -69,7 +69,7 @@ static dt_status compare_calls(dt_work *w)
     return st;
 }
 
-dt_status dti_run(dt_work *w)
+dt_status dti_work_run(dt_work *w)
 {
     const dti_backend *ops = w->comm->world->ops;
     if (w->delay_s > 0) {
@@ -97,8 +97,8 @@ static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
     return hash;
 }
 
-/* Only what must be equal on all ranks: pieces of an all-to-all differ, their sizes are checked when
- * they move. */
+/* Only what must be equal on all ranks: pieces of an all-to-all differ, their sizes are checked
+ * when they move. */
 void dti_prepare_compare(dt_work *w)
 {
     const int k = w->comm->size, me = w->comm->rank;

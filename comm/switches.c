@@ -1,7 +1,7 @@
 /* comm/switches.c - what the environment turns on: DT_EXPLAIN, DT_CHECK, DT_FAULT.
  *
- * DT_FAULT is a comma list of name or name:argument. Handled here in comm/, the argument being a part
- * of the label that a call must have (none: all calls):
+ * DT_FAULT is a comma list of name or name:argument. Handled here in comm/, the argument being a
+ * part of the label that a call must have (none: all calls):
  *   skip_reduce   all_reduce and reduce_scatter give this rank's own terms
  *   swap_shards   all_gather gives the pieces of ranks 0 and 1 in each other's place
  *   drop_wait     the result is as it was before the call, as if nobody had waited for it

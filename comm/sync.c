@@ -1,5 +1,6 @@
-/* comm/sync.c - host values, blocking: every rank gets everybody's bytes and does the same arithmetic
- * on them in rank order. Not counted. On the fake backend all ranks say what this one says. */
+/* comm/sync.c - host values, blocking: every rank gets everybody's bytes and does the same
+ * arithmetic on them in rank order. Not counted. On the fake backend all ranks say what this one
+ * says. */
 #include "comm/comm_internal.h"
 
 #include <stdio.h>
@@ -69,7 +70,7 @@ static dt_status reduce_values(dt_comm *comm, void *value, int n, dt_dtype dtype
     }
     for (int r = 0; r < comm->size; r++)
         term[r] = (const char *)all + (size_t)r * (size_t)n * sizeof(int64_t);
-    dti_reduce(value, comm->size, term, n, dtype, op);
+    dti_add_terms(value, comm->size, term, n, dtype, op);
     free(term);
     free(all);
     return DT_OK;

@@ -1,15 +1,17 @@
 /* comm/threads.c - ranks are threads of one process and read each other's memory.
  *
- * The ranks of a communicator share a room. An exchange is one rendezvous: each rank hangs its list of
- * send pieces on the wall, and when all have done so each copies (or borrows) what is meant for it.
+ * The ranks of a communicator share a room. An exchange is one rendezvous: each rank hangs its
+ * list of send pieces on the wall, and when all have done so each copies (or borrows) what is
+ * meant for it.
  *
  *     rank 0   hang list 7 | copy ...            | hang list 8 | ...
  *     rank 1        hang list 7 | copy           | hang list 8
  *
- * Lists of two rendezvous hang side by side, even and odd: whoever hangs list 9 over list 7 has seen
- * everybody come to rendezvous 8, so nobody reads list 7 any more. `finish` is a rendezvous without a
- * list. Point-to-point calls are pinned up until their counterpart comes; the second of the two copies.
- * All memory is read under a rendezvous or after a lock, so the thread sanitizer sees every hand-over.
+ * Lists of two rendezvous hang side by side, even and odd: whoever hangs list 9 over list 7 has
+ * seen everybody come to rendezvous 8, so nobody reads list 7 any more. `finish` is a rendezvous
+ * without a list. Point-to-point calls are pinned up until their counterpart comes; the second of
+ * the two copies. All memory is read under a rendezvous or after a lock, so the thread sanitizer
+ * sees every hand-over.
  * Read next: launch.c. */
 #include "comm/comm_internal.h"
 
@@ -149,20 +151,21 @@ static dt_status fail_absent(dt_work *w, const room *r, int64_t rendezvous)
 {
     bool *absent = calloc((size_t)r->size, sizeof *absent);
     if (!absent)
-        return dti_fail(w, DT_ERR_TIMEOUT, "deadline passed");
+        return dti_work_fail(w, DT_ERR_TIMEOUT, "deadline passed");
     for (int i = 0; i < r->size; i++)
         absent[i] = r->arrived[i] < rendezvous;
-    const dt_status st = dti_fail_absent(w, absent);
+    const dt_status st = dti_work_fail_absent(w, absent);
     free(absent);
     return st;
 }
 
-/* With the room's lock. Sleeps in slices, because a peer that fails elsewhere does not know this room. */
+/* With the room's lock. Sleeps in slices, because a peer that fails elsewhere does not know this
+ * room. */
 static dt_status wait_for_all(dt_work *w, room *r, int64_t rendezvous)
 {
     while (atomic_load(&r->complete) < rendezvous) {
         if (dti_broken(w->comm->world))
-            return dti_fail_with_peer(w);
+            return dti_work_fail_peer(w);
         if (dti_now() > w->deadline_s)
             return fail_absent(w, r, rendezvous);
         struct timespec now;
@@ -183,7 +186,7 @@ static dt_status meet(dt_work *w, const dti_exchange *list, int64_t *rendezvous_
     pthread_mutex_lock(&r->lock);
     if (dti_broken(w->comm->world)) {
         pthread_mutex_unlock(&r->lock);
-        return dti_fail_with_peer(w);
+        return dti_work_fail_peer(w);
     }
     const int64_t rendezvous = ++r->arrived[me];
     r->wall[rendezvous & 1][me] = list;
@@ -207,8 +210,8 @@ static dt_status meet(dt_work *w, const dti_exchange *list, int64_t *rendezvous_
 static dt_status take(dt_work *w, const dti_piece *from, dti_piece *to, int peer)
 {
     if (from->bytes != to->bytes)
-        return dti_fail(w, DT_ERR_COMM, "rank %d sends %zu bytes where this rank expects %zu",
-                        w->comm->ranks[peer], from->bytes, to->bytes);
+        return dti_work_fail(w, DT_ERR_COMM, "rank %d sends %zu bytes where this rank expects %zu",
+                             w->comm->ranks[peer], from->bytes, to->bytes);
     if (to->bytes > 0 && to->data)
         memcpy(to->data, from->data, to->bytes);
     else
@@ -226,7 +229,8 @@ static dt_status exchange(dt_work *w, const dti_exchange *x)
         const int peer = (me + step) % k; /* not all from the same rank at once */
         const dti_exchange *theirs = r->wall[rendezvous & 1][peer];
         if (!theirs || theirs->n != x->n)
-            return dti_fail(w, DT_ERR_COMM, "rank %d makes a different call", w->comm->ranks[peer]);
+            return dti_work_fail(w, DT_ERR_COMM, "rank %d makes a different call",
+                                 w->comm->ranks[peer]);
         for (int i = 0; st == DT_OK && i < x->n; i++)
             st = take(w, &theirs->send[i * k + me], &x->recv[i * k + peer], peer);
     }
@@ -280,7 +284,8 @@ static dt_status start(dt_work *w)
     const dti_exchange *to = w->kind == DT_CALL_SEND ? &other->first : &w->first;
     dt_status st = DT_OK;
     if (from->n != to->n)
-        st = dti_fail(w, DT_ERR_COMM, "%d tensors are sent where %d are expected", from->n, to->n);
+        st = dti_work_fail(w, DT_ERR_COMM, "%d tensors are sent where %d are expected", from->n,
+                           to->n);
     for (int i = 0; st == DT_OK && i < from->n; i++)
         st = take(w, &from->send[i], &to->recv[i], w->peer);
     land(other, st);
@@ -292,7 +297,7 @@ static dt_status test(dt_work *w, bool *done_out)
 {
     const int landed = atomic_load(&w->landed);
     *done_out = landed > 0;
-    return landed > 1 ? dti_fail_with_peer(w) : DT_OK;
+    return landed > 1 ? dti_work_fail_peer(w) : DT_OK;
 }
 
 static bool cancel(dt_work *w)

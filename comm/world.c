@@ -31,7 +31,8 @@ void dti_pause(double since_s)
         (void)nanosleep(&nap, NULL);
 }
 
-/* mpirun may have bound this process to fewer cores than it has threads: every ratio measured then lies. */
+/* mpirun may have bound this process to fewer cores than it has threads: every ratio measured then
+ * lies. */
 static void warn_of_narrow_affinity(void)
 {
     static atomic_flag warned = ATOMIC_FLAG_INIT;
@@ -110,6 +111,13 @@ fail:
     return st;
 }
 
+/* A rank that failed may have left arrays behind; its message must not end in an assertion. */
+static void close_heap(const dt_world *world, dt_heap **heap)
+{
+    if (*heap && !(dti_broken(world) && dt_heap_get_stats(*heap).live_total > 0))
+        dt_heap_destroy(heap);
+}
+
 void dt_world_destroy(dt_world **world)
 {
     dt_world *w = *world;
@@ -125,8 +133,7 @@ void dt_world_destroy(dt_world **world)
     while (w->comms)
         dti_comm_free(w->comms);
     for (int i = 0; i < DT_COUNT(w->heap); i++)
-        if (w->heap[i])
-            dt_heap_destroy(&w->heap[i]);
+        close_heap(w, &w->heap[i]);
     if (w->ops && w->ops->world_close)
         w->ops->world_close(w);
     pthread_mutex_destroy(&w->own_fate.lock);
