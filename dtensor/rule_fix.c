@@ -52,7 +52,8 @@ static dt_status plan_both(const search *s, const dt_rule *r, int i, dt_plan **f
                            dt_plan **backward_out)
 {
     const dt_layout *src = s->r->in[i], *dst = r->in[i], dy = dt_layout_dual(&r->out[0]);
-    const dt_layout g = dt_rule_grad(dst, r->zeroed[i], &r->out[0], &dy);
+    dt_layout g = dt_rule_grad(dst, r->zeroed[i], &r->out[0], &dy);
+    g.partial |= r->summed[i];
     const dt_layout home = s->r->no_grad >> i & 1 ? g : adjoint_target(src, dst, &g);
     dt_plan *forward = NULL;
     DT_TRY(dt_plan_create(src, dst, s->elem_bytes, NULL, &forward));

@@ -89,8 +89,10 @@ static void print_row(const dt_rule *r, const dt_layout *in, const dt_layout *dy
 {
     dt_layout grad[DT_OP_MAX_IN];
     char a[LINE_BYTES], b[PLACEMENT_TEXT], c[PLACEMENT_TEXT], d[LINE_BYTES], line[3 * LINE_BYTES];
-    for (int i = 0; i < r->nin; i++)
+    for (int i = 0; i < r->nin; i++) {
         grad[i] = dt_rule_grad(r->in[i], r->zeroed[i], &r->out[0], dy);
+        grad[i].partial |= r->summed[i];
+    }
     snprintf(line, sizeof line, "    %-20s -> %-5s  grad %-5s -> %s", row_text(r->nin, in, a),
              placement_text(&r->out[0], b), placement_text(dy, c), row_text(r->nin, grad, d));
     print(arg, line);
