@@ -121,6 +121,7 @@ dt_status dt_rules_print(const char *name, const char *spec, uint32_t linear, dt
     snprintf(header, sizeof header, "%s    %s", name, spec);
     print(arg, header);
     for (;;) {
+        memset(r.summed, 0, sizeof r.summed);
         const dt_status st = dti_rule_infer(&r, infer, spec);
         if (st != DT_OK && st != DT_ERR_PLACEMENT)
             return dt_error_push(st, __FILE__, __LINE__, __func__);
