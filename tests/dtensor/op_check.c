@@ -93,9 +93,8 @@ dt_status op_check_operand(const op_check_spec *spec, int i, const dt_layout *la
 
 /* ---- comparisons ---- */
 
-dt_status op_check_layout(const dt_tensor *x, const char *want)
+dt_status op_check_layout(const dt_layout *got, const char *want)
 {
-    const dt_layout *got = dt_tensor_layout(x);
     dt_layout parsed;
     char text[DT_LAYOUT_TEXT];
     DT_TRY(dt_layout_parse(got->grid, got->shape, want, &parsed));
@@ -109,7 +108,8 @@ static dt_status check_replicas(dt_tensor *x, const char *what)
 {
     const dt_layout *layout = dt_tensor_layout(x);
     const dt_array *local = dt_tensor_local(x);
-    for (uint8_t a = 0; layout->partial && a < layout->grid->naxes; a++) {
+    const bool compare = layout->partial && dt_array_count(local) > 0;
+    for (uint8_t a = 0; compare && a < layout->grid->naxes; a++) {
         if (dt_layout_at(layout, a).kind != DT_REPLICATE)
             continue;
         dt_comm *comm;
@@ -232,6 +232,29 @@ static double *copy_of(const dt_array *a)
     return copy;
 }
 
+static dt_status check_naive(const op_reference *ref, dt_tensor *const *out)
+{
+    const op_check_spec *spec = ref->spec;
+    double *in[DT_OP_MAX_IN] = {0}, *want[DT_OP_MAX_OUT] = {0};
+    dt_status st = DT_OK;
+    for (int i = 0; i < spec->nin; i++) {
+        const int64_t n = dt_shape_count(spec->shape[i]);
+        in[i] = calloc((size_t)n + 1, sizeof(double));
+        for (int64_t j = 0; in[i] && j < n; j++)
+            in[i][j] = op_check_value(spec, i, j);
+    }
+    for (int o = 0; o < op_outputs(spec); o++)
+        want[o] = calloc((size_t)dt_shape_count(dt_tensor_shape(out[o])) + 1, sizeof(double));
+    spec->naive((const double *const *)in, want, spec->arg);
+    for (int o = 0; o < op_outputs(spec) && st == DT_OK; o++)
+        st = op_check_equal(out[o], want[o], 1e-12, spec->name);
+    for (int i = 0; i < DT_OP_MAX_IN; i++)
+        free(in[i]);
+    for (int o = 0; o < DT_OP_MAX_OUT; o++)
+        free(want[o]);
+    return st;
+}
+
 static dt_status run_one_rank(op_reference *ref, dt_mesh *mesh, dt_tape *tape)
 {
     const op_check_spec *spec = ref->spec;
@@ -244,6 +267,8 @@ static dt_status run_one_rank(op_reference *ref, dt_mesh *mesh, dt_tape *tape)
     DT_TRY(op_check_run(spec, tape, false, in, out));
     for (int o = 0; o < op_outputs(spec); o++)
         ref->out[o] = copy_of(dt_tensor_local(out[o]));
+    if (spec->naive)
+        DT_TRY(check_naive(ref, out));
     DT_TRY(op_check_backward(spec, tape, false, out));
     for (int i = 0; i < spec->nin; i++) {
         if (!op_is_float(spec, i))

@@ -220,3 +220,55 @@ dt_status op_sweep_body(dt_world *world, void *arg)
     return sweep_mesh(world, ref, 2, 2,
                       spec->accept_2x2 ? spec->accept_2x2 : spec->accept * spec->accept);
 }
+
+/* ---- single rows ---- */
+
+typedef struct row_list {
+    const op_check_row *row;
+    int n;
+} row_list;
+
+static dt_status check_row(dt_mesh *mesh, dt_tape *tape, const op_check_row *row)
+{
+    const op_check_spec *spec = row->spec;
+    dt_tensor *in[DT_OP_MAX_IN], *out[DT_OP_MAX_OUT];
+    for (int i = 0; i < spec->nin; i++) {
+        const dt_layout *layout;
+        DT_TRY(dt_mesh_layout_text(mesh, spec->shape[i], row->in[i], &layout));
+        DT_TRY(op_check_operand(spec, i, layout, &in[i]));
+    }
+    dt_world_reset_counts(dt_mesh_world(mesh));
+    DT_TRY(op_check_run(spec, tape, false, in, out));
+    if (row->out)
+        DT_TRY(op_check_layout(dt_tensor_layout(out[0]), row->out));
+    DT_TRY(op_check_backward(spec, tape, false, out));
+    TEST_THAT(dt_world_counts(dt_mesh_world(mesh)).total_calls == 0, "%s moved data", spec->name);
+    for (int i = 0; i < spec->nin; i++) {
+        if (row->grad[i])
+            DT_TRY(op_check_layout(dt_tensor_grad(in[i])->layout, row->grad[i]));
+        dt_tensor_destroy(&in[i]);
+    }
+    return DT_OK;
+}
+
+static dt_status rows_body(dt_world *world, void *arg)
+{
+    const row_list *list = arg;
+    dt_mesh *mesh;
+    dt_tape *tape;
+    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"axisA", 4}}},
+                          &mesh));
+    DT_TRY(dt_tape_create(mesh, NULL, &tape));
+    for (int k = 0; k < list->n; k++) {
+        const dt_status st = check_row(mesh, tape, &list->row[k]);
+        TEST_THAT(st == DT_OK, "row %d of %s: %s", k, list->row[k].spec->name, dt_error_trace());
+    }
+    dt_tape_destroy(&tape);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+void op_check_rows(const op_check_row *rows, int n)
+{
+    test_ranks(4, rows_body, &(row_list){rows, n});
+}
