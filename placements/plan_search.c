@@ -11,11 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Cost of a path, compared from left to right. `late` counts, for each local step, the collectives
- * before it; the counts of a path stay below 2^16. */
+/* Cost of a path, compared from left to right. */
 typedef struct path_cost {
     int64_t ps;
-    uint64_t ties; /* collectives << 32 | steps << 16 | late */
+    int ncollectives, nsteps;
 } path_cost;
 
 typedef struct search {
@@ -32,15 +31,18 @@ typedef struct search {
 
 static bool less(path_cost a, path_cost b)
 {
-    return a.ps < b.ps || (a.ps == b.ps && a.ties < b.ties);
+    if (a.ps != b.ps)
+        return a.ps < b.ps;
+    if (a.ncollectives != b.ncollectives)
+        return a.ncollectives < b.ncollectives;
+    return a.nsteps < b.nsteps;
 }
 
 static path_cost longer(path_cost path, const dti_edge *edge)
 {
-    const uint64_t before = path.ties >> 32;
-    const uint64_t step = (uint64_t)1 << 16;
     path.ps += edge->cost_ps;
-    path.ties += dt_step_moves(edge->step.kind) ? ((uint64_t)1 << 32) + step : step + before;
+    path.ncollectives += dt_step_moves(edge->step.kind);
+    path.nsteps++;
     return path;
 }
 
@@ -71,8 +73,8 @@ static dt_status visit(void *arg, const dti_edge *edge)
     return DT_OK;
 }
 
-/* The open node of least cost, the oldest of equals. Every layout can be reached, so there is one.
- * */
+/* The open node of least cost, the oldest of equals. dst can be reached, so there is one. Nodes
+ * after local steps come first, and of equal paths the first stays: local steps are done early. */
 static int cheapest(const search *s)
 {
     int best = -1;
