@@ -12,8 +12,8 @@ typedef struct dt_adamw_options {
     double weight_decay;   /* on parameters of two or more file dims; 0: none */
 } dt_adamw_options;
 
-/* dt_adamw_create - first and second moments in f32, placed as the parameters; an f32 master copy where a parameter is of
- * another type. Call after materialize and load. Frozen parameters are left out.
+/* dt_adamw_create - first and second moments in f32, placed as the parameters; an f32 master copy where a parameter is
+ * bf16 or f16. (An f64 parameter has f64 moments.) Borrows the model. Call after materialize and load. Frozen parameters are left out.
  * Source: Loshchilov and Hutter 2019, decoupled weight decay. */
 DT_NODISCARD dt_status dt_adamw_create(dt_module *model, const dt_adamw_options *options, dt_optim **optim_out);
 void dt_optim_destroy(dt_optim **optim);
@@ -23,7 +23,7 @@ void dt_optim_destroy(dt_optim **optim);
  * Gradients must be at home (dt_module_reduce_grads); a parameter without one is an error that names it. No communication. */
 DT_NODISCARD dt_status dt_optim_step(dt_optim *optim, double lr, double grad_scale);
 int64_t dt_optim_steps(const dt_optim *optim);
-/* State of one parameter, for checkpoints: exp_avg, exp_avg_sq, master (NULL where the parameter is f32 itself). */
+/* State of one parameter, for checkpoints: exp_avg, exp_avg_sq, master (no storage where the parameter itself is enough). */
 typedef struct dt_optim_state {
     dt_param *param;
     dt_array exp_avg, exp_avg_sq, master;
@@ -33,7 +33,9 @@ void dt_optim_set_steps(dt_optim *optim, int64_t steps);
 
 /* dt_global_norm_sync - L2 norm over all elements of n tensors, each element once however it is placed (R counts once; P is
  * an error). Sums in f64 over fixed blocks.
- *   in   locals   local parts, on any mix of meshes whose ranks are members of comm
+ *   in   locals   local parts, on any mix of meshes whose ranks are members of comm; the same n everywhere. A rank that
+ *                 has no part in a tensor (another pipeline stage's) gives layout NULL. A tensor that stands once on each
+ *                 of several meshes is given on one of them only.
  *        comm     all ranks that together hold the tensors
  *   out  norm_out; each_out (may be NULL): one norm a tensor
  * Collective: comm, one all-reduce of n numbers.   Blocks: yes. */
@@ -50,8 +52,8 @@ typedef struct dt_schedule {
     double lr;              /* peak */
     int64_t warmup_steps, total_steps;
     dt_decay_kind decay;
-    double min_ratio;       /* lr never falls below min_ratio * lr */
-    int64_t decay_steps;    /* WSD: the last so many steps; 0: a tenth of the total */
+    double min_ratio;       /* decay ends at min_ratio * lr and never goes below */
+    int64_t decay_steps;    /* WSD: the last so many steps; 0: a tenth of the total; at most what warmup leaves */
 } dt_schedule;
 
 /* Learning rate of step s, counted from 0: lr * (s+1) / warmup while s < warmup; then by kind. Formulas in schedule.c;

@@ -1,0 +1,99 @@
+/* metrics/dt_metrics.h - what a training program tells its user: the step line, JSON lines, model FLOPs
+ * utilisation with its formula, exact memory, the loss curve as SVG and in the terminal.
+ *
+ * Nothing here communicates but dt_peak_flops_sync; give values that are already global. Read next:
+ * examples/train.c. */
+#pragma once
+
+#include "nn/dt_module.h"
+
+/* ---- one step ---- */
+
+typedef struct dt_metrics {
+    int64_t step, steps; /* the first step is 1; how many there will be */
+    double loss;
+    double grad_norm; /* before clipping */
+    double lr;
+    int64_t tokens; /* seen since training began, this step included */
+    double tokens_per_s;
+    double mfu;                /* 0 .. 1; 0: not known, left out of the line */
+    int64_t memory_peak_bytes; /* of the rank that needed most */
+    int64_t comm_bytes;        /* payload of one rank in this step */
+    double left_s;             /* time left; < 0: not known, left out of the line */
+} dt_metrics;
+
+typedef struct dt_param_metrics {
+    const char *name;
+    double grad_norm, norm; /* gradient before clipping, weight after the update */
+} dt_param_metrics;
+
+/* "step 12/100  loss 3.1234  norm 0.52  lr 1.0e-03  12.3k tok/s  mfu 4.1%  mem 120 MB  comm 3.2 MB
+ * eta 0:42". Returns buf. */
+enum { DT_METRICS_LINE = 256 };
+const char *dt_metrics_line(const dt_metrics *m, char *buf, size_t size_bytes);
+
+/* Seconds left when `done` of `total` steps took elapsed_s; -1 when done is 0. */
+double dt_metrics_left(int64_t done, int64_t total, double elapsed_s);
+
+/* "0:42", "1:02:03", "2d 03:04"; "999 B", "3.2 MB" (of 1000), "12.3k". Return buf. */
+enum { DT_METRICS_TEXT = 32 };
+const char *dt_metrics_time(double seconds, char buf[DT_METRICS_TEXT]);
+const char *dt_metrics_bytes(int64_t bytes, char buf[DT_METRICS_TEXT]);
+const char *dt_metrics_count(double count, char buf[DT_METRICS_TEXT]);
+
+/* ---- JSON lines ---- */
+
+/* A file with one object a step: step, loss, grad_norm, lr, tokens, tokens_per_s, mfu (0 .. 1), memory_peak_bytes,
+ * comm_bytes; with parameters also params: {name: {grad_norm, norm}}. 17 digits, so that numbers read back to the same
+ * bits; what is not finite is null. One rank writes. */
+typedef struct dt_metrics_log dt_metrics_log;
+
+/* append: keep what is there (a resumed run). Errors: DT_ERR_IO. */
+DT_NODISCARD dt_status dt_metrics_log_open(const char *path, bool append,
+                                           dt_metrics_log **log_out);
+/* Written and flushed as one line. Errors: DT_ERR_IO, DT_ERR_NOMEM. */
+DT_NODISCARD dt_status dt_metrics_log_step(dt_metrics_log *log, const dt_metrics *m, int nparams,
+                                           const dt_param_metrics *params);
+void dt_metrics_log_close(dt_metrics_log **log); /* accepts NULL inside */
+
+/* ---- model FLOPs utilisation ---- */
+
+typedef struct dt_flops {
+    int64_t matmul_params; /* dt_flops_matmul_params of the whole model */
+    int64_t layers, heads, head_dim, seq_len;
+} dt_flops;
+
+/* Elements of the parameters that multiply activations: two or more file dims, embeddings only if tied to the head. */
+int64_t dt_flops_matmul_params(dt_module *model);
+/* Forward and backward: 6 matmul_params + 6 layers heads head_dim 2 seq_len. Attention is counted in full, not halved
+ * for the causal mask; recomputation is not counted.   Source: PaLM (Chowdhery et al. 2022), appendix B. */
+double dt_flops_per_token(const dt_flops *flops);
+/* Flops per token * tokens per second / peak FLOP/s of all ranks; 0 where peak is 0. */
+double dt_flops_mfu(const dt_flops *flops, double tokens_per_s, double peak_flops);
+/* The formula with its numbers, on one line. Returns buf. */
+enum { DT_FLOPS_TEXT = 400 };
+const char *dt_flops_print(const dt_flops *flops, double peak_flops, char *buf, size_t size_bytes);
+
+/* dt_peak_flops_sync - FLOP/s of all ranks of comm together.
+ *   in   per_rank   of one rank, as its maker says; 0: measured, all ranks at the same time, so that ranks which share
+ *                   cores measure what they really get: the best of a few f32 products of 512 x 512 x 512
+ * Collective: comm, two scalar all-reduces.   Blocks: yes, about 0.1 s when measuring. */
+DT_NODISCARD dt_status dt_peak_flops_sync(dt_comm *comm, double per_rank, double *peak_out);
+
+/* ---- memory ---- */
+
+/* A line a tag that was used, and the total: live and peak bytes of a heap, exact. */
+void dt_memory_print(const dt_heap *heap, void (*print)(void *arg, const char *line), void *arg);
+
+/* ---- curves ---- */
+
+typedef struct dt_curve {
+    const char *title, *x_label, *y_label;
+    int64_t n;
+    const double *x, *y; /* x ascending; points that are not finite are left out */
+} dt_curve;
+
+/* A plot with axes, ticks and labels; one polyline; no scripts. Written whole, then renamed. Errors: DT_ERR_IO. */
+DT_NODISCARD dt_status dt_curve_svg(const dt_curve *curve, const char *path);
+/* The same in about 12 lines of text, 72 columns. */
+void dt_curve_print(const dt_curve *curve, void (*print)(void *arg, const char *line), void *arg);
