@@ -1,0 +1,217 @@
+/* tests/comm/test_mpi.c - the mpi backend, run by tools/mpirun on 1, 2 or 4 ranks: the cases of
+ * cases.h give the same bytes as rank threads in one process, whatever the size of messages; a rank
+ * that does not come is named. All ranks pass or fail together, so that none waits for another.
+ *
+ * `test_mpi die`: rank 1 gives up while rank 0 waits; the job must end (test_mpi_die.sh). */
+#include "tests/comm/cases.h"
+
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Assert on all ranks what must be true on each. */
+#define ck_all(cond, ...)                                                  \
+    do {                                                                   \
+        int mine_ = (cond) ? 1 : 0, all_ = 0;                              \
+        MPI_Allreduce(&mine_, &all_, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD); \
+        if (!mine_)                                                        \
+            (void)fprintf(stderr, __VA_ARGS__);                            \
+        ck_assert_msg(all_ == 1, "not true on all ranks: " #cond);         \
+    } while (0)
+
+typedef struct thread_arg {
+    int rank; /* whose results are wanted */
+    bool large;
+    case_results results;
+} thread_arg;
+
+static int rank_of_all(void)
+{
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    return rank;
+}
+
+static int size_of_all(void)
+{
+    int size = 0;
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    return size;
+}
+
+static dt_status cases_of_threads(dt_world *world, void *arg)
+{
+    thread_arg *t = arg;
+    case_results own = {0};
+    case_results *results = dt_world_rank(world) == t->rank ? &t->results : &own;
+    const dt_status st = run_cases(world, dt_world_comm(world), t->large, results);
+    free(own.bytes);
+    DT_TRY(st);
+    return DT_OK;
+}
+
+static dt_status cases_of_mpi(const dt_world_options *options, int channel, bool large,
+                              case_results *results)
+{
+    dt_world *world;
+    DT_TRY(dt_world_create(options, &world));
+    int ranks[8];
+    for (int r = 0; r < dt_world_size(world); r++)
+        ranks[r] = r;
+    dt_comm *comm = NULL;
+    dt_status st = dt_comm_create(world, ranks, dt_world_size(world), channel, &comm);
+    if (st == DT_OK)
+        st = run_cases(world, comm, large, results);
+    dt_comm_destroy(&comm);
+    dt_world_destroy(&world);
+    return st;
+}
+
+/* Message sizes in elements: all at once, the 1 Ki, and odd ones. */
+START_TEST(same_bytes_as_threads)
+{
+    static const struct {
+        int64_t piece;
+        int channel;
+        bool large;
+    } runs[] = {{0, 0, true}, {1024, 1, true}, {3, 2, false}, {1, 0, false}};
+    const dt_world_options options = {
+        .backend = DT_BACKEND_MPI, .piece = runs[_i].piece, .timeout_s = 60};
+    thread_arg threads = {.rank = rank_of_all(), .large = runs[_i].large};
+    dt_status st = dt_world_run_threads(size_of_all(), NULL, cases_of_threads, &threads);
+    ck_all(st == DT_OK, "threads: %s", dt_error_trace());
+    case_results mpi = {0};
+    st = cases_of_mpi(&options, runs[_i].channel, runs[_i].large, &mpi);
+    ck_all(st == DT_OK, "mpi: %s", dt_error_trace());
+    ck_all(mpi.count > 1000 && mpi.count == threads.results.count, "%lld and %lld bytes\n",
+           (long long)mpi.count, (long long)threads.results.count);
+    ck_all(memcmp(mpi.bytes, threads.results.bytes, (size_t)mpi.count) == 0, "bytes differ\n");
+    free(mpi.bytes);
+    free(threads.results.bytes);
+}
+END_TEST
+
+static dt_status agreement(dt_world *world)
+{
+    const int me = dt_world_rank(world), k = dt_world_size(world);
+    DT_TRY(dt_world_agree_sync(world, DT_OK));
+    const dt_status mine = me == k - 1 ? DT_ERROR(DT_ERR_IO, "no such file") : DT_OK;
+    TEST_FAILS(DT_ERR_IO, "no such file", dt_world_agree_sync(world, mine));
+    double x = me;
+    DT_TRY(dt_all_reduce_f64_sync(dt_world_comm(world), &x, 1, DT_REDUCE_SUM));
+    TEST_THAT(x == k * (k - 1) / 2, "%g", x);
+    return DT_OK;
+}
+
+/* A call that all make, but not alike, is an error on all with DT_CHECK=collective. */
+static dt_status disagreement(dt_world *world)
+{
+    const int me = dt_world_rank(world);
+    if (dt_world_size(world) == 1)
+        return DT_OK;
+    dt_world_set_check(world, "collective");
+    dt_array a;
+    DT_TRY(case_floats(world, 6, 1, &a));
+    const dt_part part = {.in = &a, .out = &a};
+    dt_work *work;
+    DT_TRY(dt_all_reduce(dt_world_comm(world), 1, &part, me ? DT_REDUCE_MAX : DT_REDUCE_SUM,
+                         me ? "left" : "right", &work));
+    TEST_FAILS(DT_ERR_COMM, "'left'", dt_work_wait(&work));
+    DT_TRY(dt_all_reduce(dt_world_comm(world), 1, &part, DT_REDUCE_SUM, "alike", &work));
+    DT_TRY(dt_work_wait(&work));
+    TEST_THAT(case_first(&a) == (float)dt_world_size(world), "%g", (double)case_first(&a));
+    dt_array_release(&a);
+    return DT_OK;
+}
+
+/* Two ranks that create different communicators at the same point: no hang inside MPI. */
+static dt_status crossed_communicators(dt_world *world)
+{
+    const int me = dt_world_rank(world);
+    if (dt_world_size(world) == 1 || me > 1)
+        return DT_OK;
+    dt_comm *comm;
+    TEST_FAILS(DT_ERR_COMM, "creates another communicator",
+               dt_comm_create(world, (int[]){0, 1}, 2, 1 + me, &comm));
+    return DT_OK;
+}
+
+static dt_status in_world(double timeout_s, dt_status (*body)(dt_world *world))
+{
+    dt_world *world;
+    const dt_world_options options = {.timeout_s = timeout_s};
+    DT_TRY(dt_world_create(&options, &world));
+    TEST_THAT(dt_world_backend(world) == DT_BACKEND_MPI, "launched by mpirun");
+    const dt_status st = body(world);
+    dt_world_destroy(&world);
+    return st;
+}
+
+START_TEST(ranks_agree_and_disagree)
+{
+    dt_status st = in_world(60, agreement);
+    ck_all(st == DT_OK, "%s", dt_error_trace());
+    st = in_world(60, disagreement);
+    ck_all(st == DT_OK, "%s", dt_error_trace());
+    st = in_world(60, crossed_communicators);
+    ck_all(st == DT_OK, "%s", dt_error_trace());
+}
+END_TEST
+
+/* Rank 1 makes no call until the others have given up. */
+static dt_status absence(dt_world *world)
+{
+    dt_status st = DT_OK;
+    if (dt_world_rank(world) != 1) {
+        dt_work *work;
+        DT_TRY(dt_barrier(dt_world_comm(world), "lonely", &work));
+        st = test_expect(dt_work_wait(&work), DT_ERR_TIMEOUT, "rank 1 ", "dt_work_wait");
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    return st;
+}
+
+START_TEST(absent_rank_is_named)
+{
+    if (size_of_all() == 1)
+        return;
+    const dt_status st = in_world(0.2, absence);
+    ck_all(st == DT_OK, "%s", dt_error_trace());
+}
+END_TEST
+
+static int die(void)
+{
+    dt_world *world;
+    DT_MUST(dt_world_create(NULL, &world));
+    if (dt_world_rank(world) == 1)
+        DT_MUST(DT_ERROR(DT_ERR_IO, "disk is full"));
+    dt_work *work;
+    DT_MUST(dt_barrier(dt_world_comm(world), "for ever", &work));
+    DT_MUST(dt_work_wait(&work));
+    return 0;
+}
+
+static Suite *make_suite(void)
+{
+    Suite *suite = suite_create("comm mpi");
+    TCase *tc = tcase_create("mpi");
+    tcase_set_timeout(tc, 100);
+    tcase_add_loop_test(tc, same_bytes_as_threads, 0, 4);
+    tcase_add_test(tc, ranks_agree_and_disagree);
+    tcase_add_test(tc, absent_rank_is_named); /* last: its messages are never taken */
+    suite_add_tcase(suite, tc);
+    return suite;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "die") == 0)
+        return die();
+    int level = 0;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
+    const int status = test_main(make_suite());
+    MPI_Finalize();
+    return status;
+}
