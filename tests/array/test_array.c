@@ -1,5 +1,4 @@
-/* tests/array/test_array.c - handles, element-wise operations, block copies and ordered reductions.
- */
+/* tests/array/test_array.c - handles, element-wise operations, block copies, ordered reductions. */
 #include "array/dt_array.h"
 #include "array/dt_half.h"
 #include "array/dt_kernels.h"

@@ -233,8 +233,7 @@ START_TEST(test_sizes_of_zero)
 }
 END_TEST
 
-/* Heads side by side in a row: products closer together than rows. Leading dimensions 0: no gaps.
- */
+/* Heads side by side in a row: products closer together than rows. ldc 0: no gaps. */
 START_TEST(test_interleaved_heads)
 {
     enum { HEADS = 3, SEQ = 7, DIM = 5 };
