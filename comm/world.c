@@ -82,7 +82,7 @@ dt_status dti_world_ready(dt_world *world)
     const dt_status st = dt_comm_create(world, ranks, world->size, 0, &world->all);
     free(ranks);
     DT_TRY(st);
-    (void)snprintf(world->all->axes, sizeof world->all->axes, "world");
+    dt_comm_set_axes(world->all, "world");
     world->comms_created = 0;
     return DT_OK;
 }
