@@ -371,32 +371,6 @@ START_TEST(test_reduce_integers)
 }
 END_TEST
 
-static void record_piece(void *arg, int64_t lo, int64_t hi)
-{
-    for (int64_t i = lo; i < hi; i++)
-        ((int *)arg)[i]++;
-}
-
-/* The pieces cover [0, n) once, for any number of threads. */
-START_TEST(test_parallel_range)
-{
-    enum { MAX = 70000 };
-    static int count[MAX];
-    static const int64_t sizes[] = {0, 1, 2, 7, 63, 64, 65, 1000, 4097, 65535, 65536, MAX};
-    const int before = dt_compute_threads_get();
-    for (int threads = 1; threads <= 9; threads += 2)
-        for (int s = 0; s < DT_COUNT(sizes); s++) {
-            memset(count, 0, sizeof count);
-            dt_compute_threads_set(threads);
-            dt_parallel_range(sizes[s], s % 2 ? 1 : 100000, record_piece, count);
-            for (int64_t i = 0; i < MAX; i++)
-                if (count[i] != (i < sizes[s]))
-                    ck_abort_msg("n %d, index %d: %d times", (int)sizes[s], (int)i, count[i]);
-        }
-    dt_compute_threads_set(before);
-}
-END_TEST
-
 int main(void)
 {
     Suite *suite = suite_create("array");
@@ -413,6 +387,5 @@ int main(void)
     tcase_add_test(tc, test_reduce_rounds_once);
     tcase_add_test(tc, test_reduce_nan_stays);
     tcase_add_test(tc, test_reduce_integers);
-    tcase_add_test(tc, test_parallel_range);
     return test_main(suite);
 }
