@@ -306,6 +306,7 @@ static void release(op_reference *ref)
         free(ref->out[o]);
     for (int i = 0; i < DT_OP_MAX_IN; i++)
         free(ref->grad[i]);
+    free(ref->legal);
 }
 
 void op_check_gradients(const op_check_spec *spec)
@@ -318,6 +319,11 @@ void op_check_gradients(const op_check_spec *spec)
 void op_check(const op_check_spec *spec)
 {
     op_reference ref = {.spec = spec};
+    size_t choices = 1;
+    for (int i = 0; i < spec->nin; i++)
+        choices *= (size_t)spec->shape[i].ndim + 2;
+    ref.legal = calloc(choices, sizeof *ref.legal);
+    ck_assert_ptr_nonnull(ref.legal);
     test_ranks(1, one_rank_body, &ref);
     test_ranks(2, op_sweep_body, &ref);
     test_ranks(4, op_sweep_body, &ref);

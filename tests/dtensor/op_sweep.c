@@ -6,21 +6,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_LAYOUTS = 128 };
+enum { MAX_LAYOUTS = 128, SAMPLE = 16 /* of the refused, on 2 x 2 */ };
 
 /* One operand under every layout of the mesh. */
 typedef struct candidates {
     int n;
     dt_tensor *leaf[MAX_LAYOUTS];
+    int at[MAX_LAYOUTS][2];    /* number of the placement on each axis */
     bool nested[MAX_LAYOUTS];  /* a dim is split by both axes ... */
     bool flipped[MAX_LAYOUTS]; /* ... the inner axis of the mesh outermost */
 } candidates;
 
 typedef struct sweep {
-    const op_reference *ref;
+    op_reference *ref;
     dt_mesh *mesh;
     dt_tape *tape;
     candidates operand[DT_OP_MAX_IN];
+    int skipped;
     int accepted, nested, flipped; /* without flips; of these nested; all nested operands flipped */
 } sweep;
 
@@ -33,39 +35,44 @@ static void place(dt_layout *layout, int axis, int k)
         dt_layout_shard(layout, axis, k - 1);
 }
 
-static dt_status add_candidate(sweep *s, int i, const dt_layout *layout, bool nested, bool flipped)
+/* Placements of operand i on one axis. */
+static int placements(const op_check_spec *spec, int i)
+{
+    return spec->shape[i].ndim + (op_is_float(spec, i) ? 2 : 1);
+}
+
+/* a on axis 0, b on axis 1; flipped: axis 1 is placed first, so that it is outermost in a dim that both split. */
+static dt_status add_candidate(sweep *s, int i, int a, int b, bool flipped)
 {
     candidates *c = &s->operand[i];
+    const dt_grid *grid = dt_mesh_grid(s->mesh);
     const dt_layout *interned;
+    dt_layout layout = dt_layout_replicated(grid, s->ref->spec->shape[i]);
     TEST_THAT(c->n < MAX_LAYOUTS, "too many layouts of operand %d", i);
-    DT_TRY(dt_mesh_layout(s->mesh, layout, &interned));
+    if (flipped)
+        place(&layout, 1, b);
+    place(&layout, 0, a);
+    if (grid->naxes > 1 && !flipped)
+        place(&layout, 1, b);
+    DT_TRY(dt_mesh_layout(s->mesh, &layout, &interned));
     DT_TRY(op_check_operand(s->ref->spec, i, interned, &c->leaf[c->n]));
-    c->nested[c->n] = nested;
+    c->at[c->n][0] = a;
+    c->at[c->n][1] = b;
+    c->nested[c->n] = grid->naxes > 1 && a == b && a > 0 && a <= layout.shape.ndim;
     c->flipped[c->n++] = flipped;
     return DT_OK;
 }
 
 static dt_status make_candidates(sweep *s, int i)
 {
-    const op_check_spec *spec = s->ref->spec;
-    const dt_grid *grid = dt_mesh_grid(s->mesh);
-    const int choices = spec->shape[i].ndim + (op_is_float(spec, i) ? 2 : 1);
-    for (int a = 0; a < choices; a++) {
-        for (int b = 0; b < (grid->naxes > 1 ? choices : 1); b++) {
-            dt_layout layout = dt_layout_replicated(grid, spec->shape[i]);
-            const bool nested = a > 0 && a == b && a <= spec->shape[i].ndim;
-            place(&layout, 0, a);
-            if (grid->naxes > 1)
-                place(&layout, 1, b);
-            DT_TRY(add_candidate(s, i, &layout, nested, false));
-            if (!nested)
-                continue;
-            layout = dt_layout_replicated(grid, spec->shape[i]);
-            place(&layout, 1, b);
-            place(&layout, 0, a);
-            DT_TRY(add_candidate(s, i, &layout, true, true));
+    const int choices = placements(s->ref->spec, i);
+    const bool two = dt_mesh_grid(s->mesh)->naxes > 1;
+    for (int a = 0; a < choices; a++)
+        for (int b = 0; b < (two ? choices : 1); b++) {
+            DT_TRY(add_candidate(s, i, a, b, false));
+            if (s->operand[i].nested[s->operand[i].n - 1])
+                DT_TRY(add_candidate(s, i, a, b, true));
         }
-    }
     return DT_OK;
 }
 
@@ -152,6 +159,23 @@ static dt_status check_placement(sweep *s, dt_tensor *const *in, bool *accepted_
     return DT_OK;
 }
 
+/* The operands' placements on one axis as one number. */
+static int code(const sweep *s, const int *choice, int axis)
+{
+    int n = 0;
+    for (int i = 0; i < s->ref->spec->nin; i++)
+        n = n * placements(s->ref->spec, i) + s->operand[i].at[choice[i]][axis];
+    return n;
+}
+
+static bool skip(sweep *s, const int *choice)
+{
+    const bool two = dt_mesh_grid(s->mesh)->naxes > 1;
+    const bool legal =
+        !two || (s->ref->legal[code(s, choice, 0)] && s->ref->legal[code(s, choice, 1)]);
+    return !legal && s->skipped++ % SAMPLE != 0;
+}
+
 static dt_status check_choice(sweep *s, const int *choice)
 {
     dt_tensor *in[DT_OP_MAX_IN];
@@ -163,7 +187,11 @@ static dt_status check_choice(sweep *s, const int *choice)
         any_flipped |= c->flipped[choice[i]];
         all_flipped &= c->nested[choice[i]] == c->flipped[choice[i]];
     }
+    if (skip(s, choice))
+        return DT_OK;
     DT_TRY(check_placement(s, in, &accepted));
+    if (dt_mesh_size(s->mesh) == 2 && dt_mesh_rank(s->mesh) == 0)
+        s->ref->legal[code(s, choice, 0)] = accepted;
     s->accepted += accepted && !any_flipped;
     s->nested += accepted && !any_flipped && any_nested;
     s->flipped += accepted && any_flipped && all_flipped;
@@ -193,8 +221,7 @@ static dt_status run_sweep(sweep *s, int want)
     return DT_OK;
 }
 
-static dt_status sweep_mesh(dt_world *world, const op_reference *ref, int axis_a, int axis_b,
-                            int want)
+static dt_status sweep_mesh(dt_world *world, op_reference *ref, int axis_a, int axis_b, int want)
 {
     const dt_mesh_options options = {
         .axes = {{"axisA", axis_a}, {axis_b ? "axisB" : NULL, axis_b}}};
@@ -212,7 +239,7 @@ static dt_status sweep_mesh(dt_world *world, const op_reference *ref, int axis_a
 
 dt_status op_sweep_body(dt_world *world, void *arg)
 {
-    const op_reference *ref = arg;
+    op_reference *ref = arg;
     const op_check_spec *spec = ref->spec;
     if (dt_world_size(world) == 2)
         return sweep_mesh(world, ref, 2, 0, spec->accept);
