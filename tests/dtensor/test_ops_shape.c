@@ -1,0 +1,528 @@
+/* tests/dtensor/test_ops_shape.c - changes of type and shape: cast, rearrange, split, concat, slice, select.
+ * Expected counts of accepted rows: tests/dtensor/RULES.txt. */
+#include "array/dt_kernels.h"
+#include "tests/dtensor/op_check.h"
+
+#include <string.h>
+
+#define S0 "S(0)@axisA"
+#define S1 "S(1)@axisA"
+#define S2 "S(2)@axisA"
+#define S3 "S(3)@axisA"
+#define P  "P@axisA"
+#define R  "R@axisA"
+
+/* ---- cast ---- */
+
+static void cast(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    out[0] = dt_cast(t, in[0], DT_F64, *(const bool *)arg);
+}
+
+START_TEST(cast_passes_partial_only_if_asked)
+{
+    const bool no = false, yes = true;
+    op_check_spec spec = {.name = "cast", .call = cast, .arg = &no, .nin = 1};
+    spec.shape[0] = DT_SHAPE(3, 5);
+    spec.accept = 3;
+    op_check(&spec);
+    spec.arg = &yes;
+    spec.accept = 4;
+    op_check(&spec);
+}
+END_TEST
+
+/* ---- rearrange ---- */
+
+typedef struct pattern {
+    const char *text, *sizes;
+} pattern;
+
+static void rearrange(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    const pattern *p = arg;
+    out[0] = dt_rearrange(t, in[0], p->text, p->sizes);
+}
+
+/* x [3, 2, (5, 4)] -> [3, 5, 2, 4] */
+static void heads_naive(const double *const *in, double *const *out, const void *arg)
+{
+    (void)arg;
+    for (int b = 0; b < 3; b++)
+        for (int s = 0; s < 2; s++)
+            for (int h = 0; h < 5; h++)
+                for (int d = 0; d < 4; d++)
+                    out[0][((b * 5 + h) * 2 + s) * 4 + d] = in[0][((b * 2 + s) * 5 + h) * 4 + d];
+}
+
+static void merge_naive(const double *const *in, double *const *out, const void *arg)
+{
+    (void)arg;
+    for (int b = 0; b < 3; b++)
+        for (int s = 0; s < 2; s++)
+            for (int h = 0; h < 5; h++)
+                for (int d = 0; d < 4; d++)
+                    out[0][((b * 2 + s) * 5 + h) * 4 + d] = in[0][((b * 5 + h) * 2 + s) * 4 + d];
+}
+
+/* Heads: 5 of 4 elements. An axis of 2 splits 20 elements in 10 + 10, but heads in 3 + 2: refused; an axis of 4 splits them
+ * in 5s against 2, 2, 1, 0. Merging does not go through either: the dim of heads may not be sharded. */
+START_TEST(rearrange_rows_where_heads_do_not_divide)
+{
+    const pattern split = {"b s (h d) -> b h s d", "h=5"}, merge = {"b h s d -> b s (h d)", ""};
+    op_check(&(op_check_spec){.name = "rearrange",
+                              .call = rearrange,
+                              .naive = heads_naive,
+                              .arg = &split,
+                              .nin = 1,
+                              .shape = {DT_SHAPE(3, 2, 20)},
+                              .accept = 4});
+    op_check(&(op_check_spec){.name = "rearrange",
+                              .call = rearrange,
+                              .naive = merge_naive,
+                              .arg = &merge,
+                              .nin = 1,
+                              .shape = {DT_SHAPE(3, 5, 2, 4)},
+                              .accept = 4});
+}
+END_TEST
+
+/* 4 heads go on 2, 4 and 2 x 2 ranks; 6 heads on 2 only: on 4, heads are 2, 2, 2, 0 and elements 6 each. */
+START_TEST(rearrange_rows_where_heads_divide)
+{
+    const pattern split = {"b s (h d) -> b h s d", "d=4"}, merge = {"b h s d -> b s (h d)", NULL};
+    op_check_spec spec = {.name = "rearrange", .call = rearrange, .arg = &split, .nin = 1};
+    spec.shape[0] = DT_SHAPE(3, 2, 16);
+    spec.accept = 5;
+    op_check(&spec);
+    spec.shape[0] = DT_SHAPE(3, 2, 24);
+    spec.accept_4 = 4;
+    spec.accept_2x2 = 24; /* 5 x 5 without S(2) on both axes */
+    op_check(&spec);
+    spec.arg = &merge;
+    spec.shape[0] = DT_SHAPE(3, 4, 2, 5);
+    spec.accept = 5;
+    spec.accept_4 = spec.accept_2x2 = 0;
+    op_check(&spec);
+}
+END_TEST
+
+/* Groups on both sides, several letters, "1" and "()". */
+START_TEST(rearrange_of_many_letters)
+{
+    const pattern both = {"(a b) (c d e) -> (c a) e (d b)", "a=4 c=4 d=2"},
+                  ones = {"a (b c d) -> 1 a b c () d (1)", "b=2 c=4"},
+                  back = {"1 a b c () d 1 -> a (b c d)", ""};
+    op_check_spec spec = {.name = "rearrange", .call = rearrange, .arg = &both, .nin = 1};
+    spec.shape[0] = DT_SHAPE(8, 24);
+    spec.accept = 3; /* R, P, S(1) by c; a would be inside of (c a) */
+    op_check(&spec);
+    spec.arg = &ones;
+    spec.shape[0] = DT_SHAPE(3, 24);
+    spec.accept = 4;
+    spec.accept_4 = 3; /* 2 pieces of 12 on 4 ranks: 6 elements, or 1, 1, 0, 0 pieces */
+    spec.accept_2x2 = 15;
+    op_check(&spec);
+    spec.arg = &back;
+    spec.shape[0] = DT_SHAPE(1, 3, 2, 4, 1, 3, 1);
+    op_check(&spec);
+}
+END_TEST
+
+static void reshape_23(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    out[0] = dt_rearrange(t, dt_rearrange(t, in[0], "a b -> (a b)", NULL), "(c d) -> c d", "d=2");
+}
+
+static void reshape_23457(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    dt_tensor *flat = dt_rearrange(t, in[0], "a b c d e -> (a b c) (d e)", NULL);
+    out[0] = dt_rearrange(t, flat, "(x y) (z w) -> x y z w", "y=8 w=5");
+}
+
+/* A view is a rearrange, or two where the old and the new dims have no common pieces; the numbers stay as they lie. */
+static void same_order(const double *const *in, double *const *out, const void *arg)
+{
+    memcpy(out[0], in[0], *(const size_t *)arg * sizeof(double));
+}
+
+/* O10 of reference/pytorch_map.md 8.3. */
+START_TEST(views_as_rearrange)
+{
+    const size_t six = 6, many = 840;
+    const op_check_spec two = {.name = "rearrange",
+                               .call = reshape_23,
+                               .naive = same_order,
+                               .arg = &six,
+                               .nin = 1,
+                               .shape = {DT_SHAPE(2, 3)},
+                               .accept = 2};
+    op_check_spec five = two;
+    five.call = reshape_23457;
+    five.arg = &many;
+    five.shape[0] = DT_SHAPE(2, 3, 4, 5, 7);
+    const pattern merge = {"a b c -> (a b) c", ""},
+                  grow = {"a (b c d) -> 1 a b c 1 d 1", "b=2 c=4"};
+    const op_check_spec merged = {.name = "rearrange",
+                                  .call = rearrange,
+                                  .arg = &merge,
+                                  .nin = 1,
+                                  .shape = {DT_SHAPE(4, 4, 5)},
+                                  .accept = 4};
+    const op_check_spec grown = {
+        .name = "rearrange", .call = rearrange, .arg = &grow, .nin = 1, .shape = {DT_SHAPE(3, 24)}};
+    op_check(&two);
+    op_check_gradients(&five);
+    op_check(&merged);
+    const op_check_row rows[] = {
+        {&merged, {S0}, S0, {S0}}, {&merged, {S2}, S1, {S2}}, {&merged, {P}, P, {R}},
+        {&grown, {S0}, S1, {S0}},  {&grown, {R}, R, {R}},     {&five, {P}, P, {R}},
+    };
+    op_check_rows(rows, DT_COUNT(rows));
+}
+END_TEST
+
+/* ---- split, concat, slice, select: x [3, 5, 4] along dim 1 ---- */
+
+static const int64_t pieces[3] = {2, 0, 3};
+
+static void split(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    dt_split(t, in[0], 1, 3, pieces, out);
+}
+
+static void split_naive(const double *const *in, double *const *out, const void *arg)
+{
+    (void)arg;
+    for (int a = 0; a < 3; a++)
+        for (int b = 0; b < 5; b++)
+            for (int c = 0; c < 4; c++)
+                out[b < 2 ? 0 : 2][b < 2 ? (a * 2 + b) * 4 + c : (a * 3 + b - 2) * 4 + c] =
+                    in[0][(a * 5 + b) * 4 + c];
+}
+
+static void concat(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    out[0] = dt_concat(t, 2, in, 1);
+}
+
+/* [3, 2, 4] and [3, 3, 4] */
+static void concat_naive(const double *const *in, double *const *out, const void *arg)
+{
+    (void)arg;
+    for (int a = 0; a < 3; a++)
+        for (int b = 0; b < 5; b++)
+            for (int c = 0; c < 4; c++)
+                out[0][(a * 5 + b) * 4 + c] =
+                    b < 2 ? in[0][(a * 2 + b) * 4 + c] : in[1][(a * 3 + b - 2) * 4 + c];
+}
+
+static void slice(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    out[0] = dt_slice(t, in[0], 1, 1, 4);
+}
+
+static void slice_naive(const double *const *in, double *const *out, const void *arg)
+{
+    (void)arg;
+    for (int a = 0; a < 3; a++)
+        for (int b = 0; b < 3; b++)
+            for (int c = 0; c < 4; c++)
+                out[0][(a * 3 + b) * 4 + c] = in[0][(a * 5 + b + 1) * 4 + c];
+}
+
+static void select_index(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    out[0] = dt_select(t, in[0], 1, 3);
+}
+
+static void select_naive(const double *const *in, double *const *out, const void *arg)
+{
+    (void)arg;
+    for (int a = 0; a < 3; a++)
+        for (int c = 0; c < 4; c++)
+            out[0][a * 4 + c] = in[0][(a * 5 + 3) * 4 + c];
+}
+
+START_TEST(rows_of_ops_along_a_dim)
+{
+    const dt_shape x = DT_SHAPE(3, 5, 4);
+    const op_check_spec specs[] = {
+        {.name = "split",
+         .call = split,
+         .naive = split_naive,
+         .nin = 1,
+         .nout = 3,
+         .shape = {x},
+         .accept = 4},
+        {.name = "slice", .call = slice, .naive = slice_naive, .nin = 1, .shape = {x}, .accept = 4},
+        {.name = "select",
+         .call = select_index,
+         .naive = select_naive,
+         .nin = 1,
+         .shape = {x},
+         .accept = 4},
+        {.name = "concat",
+         .call = concat,
+         .naive = concat_naive,
+         .nin = 2,
+         .shape = {DT_SHAPE(3, 2, 4), DT_SHAPE(3, 3, 4)},
+         .accept = 6},
+    };
+    for (int i = 0; i < DT_COUNT(specs); i++)
+        op_check(&specs[i]);
+    const op_check_row rows[] = {
+        {&specs[0], {S0}, S0, {S0}}, {&specs[0], {P}, P, {R}},       {&specs[1], {S2}, S2, {S2}},
+        {&specs[2], {S2}, S1, {S2}}, {&specs[3], {P, R}, P, {R, R}},
+    };
+    op_check_rows(rows, DT_COUNT(rows));
+}
+END_TEST
+
+/* ---- one rank: other types, errors, threads ---- */
+
+typedef dt_status (*tape_body)(dt_mesh *mesh, dt_tape *tape);
+
+static dt_status with_tape(dt_world *world, void *arg)
+{
+    dt_mesh *mesh;
+    dt_tape *tape;
+    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
+                          &(dt_mesh_options){.axes = {{"axisA", -1}}}, &mesh));
+    DT_TRY(dt_tape_create(mesh, NULL, &tape));
+    DT_TRY((*(const tape_body *)arg)(mesh, tape));
+    dt_tape_destroy(&tape);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+static void on_ranks(int nranks, tape_body body)
+{
+    test_ranks(nranks, with_tape, &body);
+}
+
+/* A leaf from host values in f64, in another type. */
+static dt_status leaf(dt_mesh *mesh, dt_shape shape, dt_dtype dtype, const double *value,
+                      dt_tensor **out)
+{
+    const dt_layout *layout;
+    dt_array wide = {0}, local = {0};
+    DT_TRY(dt_mesh_layout_text(mesh, shape, "", &layout));
+    DT_TRY(dt_array_create(dt_mesh_heap(mesh), DT_F64, shape, DT_TAG_ACTIVATION, &wide));
+    DT_TRY(dt_array_create(dt_mesh_heap(mesh), dtype, shape, DT_TAG_ACTIVATION, &local));
+    DT_TRY(dt_array_write(&wide, value, dt_shape_count(shape)));
+    dt_array_cast(&local, &wide);
+    DT_TRY(dt_from_array(layout, &local, out));
+    dt_array_release(&wide);
+    dt_array_release(&local);
+    dt_tensor_set_requires_grad(*out, dt_dtype_is_float(dtype));
+    return DT_OK;
+}
+
+/* Elements of x, as f64, equal `want`. */
+static dt_status holds(const dt_array *x, dt_dtype dtype, int n, const double *want)
+{
+    dt_array wide = {0};
+    TEST_THAT(x->dtype == dtype && dt_array_count(x) == n, "%s, %lld elements",
+              dt_dtype_name(x->dtype), (long long)dt_array_count(x));
+    DT_TRY(dt_array_create(x->storage->heap, DT_F64, x->shape, DT_TAG_ACTIVATION, &wide));
+    dt_array_cast(&wide, x);
+    const double *got = dt_array_data(&wide);
+    for (int j = 0; j < n; j++)
+        TEST_THAT(got[j] == want[j], "element %d is %g, want %g", j, got[j], want[j]);
+    dt_array_release(&wide);
+    return DT_OK;
+}
+
+/* Small whole numbers are exact in every type. */
+static dt_status other_types(dt_mesh *mesh, dt_tape *tape)
+{
+    const double x[6] = {0, 1, 2, 3, 4, 5}, turned[6] = {0, 3, 1, 4, 2, 5},
+                 w[6] = {1, 0, 2, 0, 1, 1}, b[2] = {7, 9}, y[4] = {11, 12, 20, 18},
+                 dw[6] = {3, 5, 7, 3, 5, 7}, db[2] = {2, 2};
+    for (int d = 0; d < DT_NDTYPES; d++) {
+        dt_tensor *a;
+        DT_TRY(leaf(mesh, DT_SHAPE(2, 3), (dt_dtype)d, x, &a));
+        dt_tape_reset(tape, NULL);
+        dt_tensor *parts[2];
+        dt_split(tape, a, 1, 2, (int64_t[]){1, 2}, parts);
+        DT_TRY(holds(dt_tensor_local(dt_rearrange(tape, a, "a b -> b a", "")), (dt_dtype)d, 6,
+                     turned));
+        DT_TRY(holds(dt_tensor_local(dt_concat(tape, 2, parts, 1)), (dt_dtype)d, 6, x));
+        DT_TRY(holds(dt_tensor_local(dt_select(tape, dt_slice(tape, a, 0, 1, 2), 0, 0)),
+                     (dt_dtype)d, 3, x + 3));
+        DT_TRY(holds(dt_tensor_local(dt_cast(tape, a, DT_I64, false)), DT_I64, 6, x));
+        dt_tensor_destroy(&a);
+    }
+    const dt_dtype floats[] = {DT_F32, DT_BF16, DT_F16};
+    for (int d = 0; d < DT_COUNT(floats); d++) {
+        dt_tensor *in[3];
+        DT_TRY(leaf(mesh, DT_SHAPE(2, 3), floats[d], x, &in[0]));
+        DT_TRY(leaf(mesh, DT_SHAPE(2, 3), floats[d], w, &in[1]));
+        DT_TRY(leaf(mesh, DT_SHAPE(2), floats[d], b, &in[2]));
+        dt_tape_reset(tape, NULL);
+        dt_tensor *out = dt_linear(tape, in[0], in[1], in[2]);
+        DT_TRY(dt_tape_status(tape));
+        DT_TRY(holds(dt_tensor_local(out), floats[d], 4, y));
+        DT_TRY(dt_backward(tape, dt_sum(tape, dt_cast(tape, out, DT_F32, false), 0)));
+        DT_TRY(holds(&dt_tensor_grad(in[1])->array, floats[d], 6, dw));
+        DT_TRY(holds(&dt_tensor_grad(in[2])->array, floats[d], 2, db));
+        for (int i = 0; i < 3; i++)
+            dt_tensor_destroy(&in[i]);
+    }
+    return DT_OK;
+}
+
+START_TEST(ops_of_other_types)
+{
+    on_ranks(1, other_types);
+}
+END_TEST
+
+/* An output without a gradient counts as 0; an operand used twice gets both. */
+static dt_status missing_gradients(dt_mesh *mesh, dt_tape *tape)
+{
+    const double x[4] = {1, 2, 3, 4}, want[4] = {0, 6, 0, 12};
+    dt_tensor *a, *parts[2];
+    DT_TRY(leaf(mesh, DT_SHAPE(2, 2), DT_F64, x, &a));
+    dt_split(tape, a, 1, 2, (int64_t[]){1, 1}, parts);
+    dt_tensor *y = dt_mul(tape, parts[1], parts[1]);
+    DT_TRY(dt_backward(tape, dt_sum(tape, dt_add(tape, y, dt_scale(tape, y, 0.5)), 0)));
+    DT_TRY(holds(&dt_tensor_grad(a)->array, DT_F64, 4, want));
+    dt_tensor_destroy(&a);
+    return DT_OK;
+}
+
+START_TEST(gradients_that_are_missing_or_shared)
+{
+    on_ranks(1, missing_gradients);
+}
+END_TEST
+
+#define FAILS(status, text, call)                       \
+    do {                                                \
+        dt_tape_reset(tape, NULL);                      \
+        TEST_THAT(dt_tensor_is_failed(call), #call);    \
+        TEST_FAILS(status, text, dt_tape_status(tape)); \
+    } while (0)
+
+static dt_status bad_calls(dt_mesh *mesh, dt_tape *tape)
+{
+    const double x[6] = {0};
+    dt_tensor *a, *out[DT_OP_MAX_OUT + 1] = {0};
+    DT_TRY(leaf(mesh, DT_SHAPE(2, 3), DT_F32, x, &a));
+    FAILS(DT_ERR_SHAPE, "size 3", dt_matmul(tape, a, a));
+    FAILS(DT_ERR_SHAPE, "w has 1 dims", dt_linear_in_out(tape, a, dt_select(tape, a, 0, 0), NULL));
+    FAILS(DT_ERR_SHAPE, "", dt_add(tape, a, dt_slice(tape, a, 1, 0, 1)));
+    FAILS(DT_ERR_ARG, "dims 0x4", dt_sum(tape, a, 4));
+    FAILS(DT_ERR_ARG, "[1, 4) of dim 1, which has 3", dt_slice(tape, a, 1, 1, 4));
+    FAILS(DT_ERR_ARG, "dim 2", dt_select(tape, a, 2, 0));
+    FAILS(DT_ERR_ARG, "dim -1", dt_concat(tape, 1, &a, -1));
+    FAILS(DT_ERR_SHAPE, "letter",
+          dt_concat(tape, 2, (dt_tensor *[]){a, dt_slice(tape, a, 0, 0, 1)}, 1));
+    FAILS(DT_ERR_SHAPE, "add up to 2", (dt_split(tape, a, 1, 2, (int64_t[]){1, 1}, out), out[0]));
+    FAILS(DT_ERR_ARG, "operand 1 is missing",
+          dt_product(tape, "ab,ab->", 2, (dt_tensor *[]){a, NULL}));
+    FAILS(DT_ERR_ARG, "", dt_product(tape, "ab", 1, &a));
+    FAILS(DT_ERR_ARG, "no '->'", dt_rearrange(tape, a, "a b", NULL));
+    FAILS(DT_ERR_ARG, "twice", dt_rearrange(tape, a, "a a -> a", NULL));
+    FAILS(DT_ERR_ARG, "not on the left", dt_rearrange(tape, a, "a b -> a c", NULL));
+    FAILS(DT_ERR_ARG, "missing on the right", dt_rearrange(tape, a, "a b -> a", NULL));
+    FAILS(DT_ERR_ARG, "not closed", dt_rearrange(tape, a, "a b -> (a b", NULL));
+    FAILS(DT_ERR_ARG, "unexpected ')'", dt_rearrange(tape, a, "a) b -> a b", NULL));
+    FAILS(DT_ERR_ARG, "letter=number", dt_rearrange(tape, a, "(a c) b -> a b c", "c"));
+    FAILS(DT_ERR_SHAPE, "unknown size", dt_rearrange(tape, a, "(a c) b -> a b c", NULL));
+    FAILS(DT_ERR_SHAPE, "multiple of 4", dt_rearrange(tape, a, "(a c) b -> a b c", "c=4"));
+    FAILS(DT_ERR_SHAPE, "has 2 dims", dt_rearrange(tape, a, "a -> a", NULL));
+    dt_tensor_destroy(&a);
+    return DT_OK;
+}
+
+START_TEST(errors_say_what_is_wrong)
+{
+    on_ranks(1, bad_calls);
+}
+END_TEST
+
+static dt_status refusal_texts(dt_mesh *mesh, dt_tape *tape)
+{
+    const dt_layout *layout;
+    dt_tensor *a;
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(2, 24), "S(1)@axisA", &layout));
+    DT_TRY(dt_full_value(layout, DT_F32, 1, &a));
+    FAILS(DT_ERR_PLACEMENT, "redistribute", dt_slice(tape, a, 1, 0, 2));
+    FAILS(DT_ERR_PLACEMENT,
+          "rank 0 would hold elements [0, 6) of the dim but [0, 2) of its outermost letter",
+          dt_rearrange(tape, a, "s (h d) -> s h d", "h=6"));
+    FAILS(DT_ERR_PLACEMENT, "inner letter of dim 0", dt_rearrange(tape, a, "s h -> (s h)", NULL));
+    dt_tensor_destroy(&a);
+    return DT_OK;
+}
+
+START_TEST(refusals_name_what_is_sharded)
+{
+    on_ranks(4, refusal_texts);
+}
+END_TEST
+
+/* Above the size where threads start: the same bits from 1 and 3 threads. */
+static dt_status large(dt_mesh *mesh, dt_tape *tape, float *total)
+{
+    const dt_layout *layout;
+    dt_tensor *a, *y;
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(3, 500, 300), "", &layout));
+    DT_TRY(dt_full_value(layout, DT_F32, 1, &a));
+    float *x = dt_array_data(dt_tensor_local(a));
+    for (int j = 0; j < 450000; j++)
+        x[j] = 1.0f / (float)(j % 1009 + 1);
+    y = dt_rearrange(tape, dt_mul(tape, a, dt_add(tape, a, a)), "a b c -> c a b", NULL);
+    memcpy(total, dt_array_data(dt_tensor_local(dt_sum(tape, y, 2))), 150000 * sizeof *total);
+    memcpy(total + 150000, dt_array_data(dt_tensor_local(dt_sum(tape, y, 4))), 900 * sizeof *total);
+    DT_TRY(dt_tape_status(tape));
+    dt_tensor_destroy(&a);
+    return DT_OK;
+}
+
+static dt_status threads(dt_mesh *mesh, dt_tape *tape)
+{
+    static float one[150900], three[150900];
+    dt_compute_threads_set(1);
+    DT_TRY(large(mesh, tape, one));
+    dt_compute_threads_set(3);
+    dt_tape_reset(tape, NULL);
+    DT_TRY(large(mesh, tape, three));
+    TEST_THAT(!memcmp(one, three, sizeof one), "bits depend on the number of threads");
+    return DT_OK;
+}
+
+START_TEST(threads_do_not_change_bits)
+{
+    on_ranks(1, threads);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("ops: types and shapes");
+    TCase *c = tcase_create("rules");
+    tcase_set_timeout(c, 100);
+    tcase_add_test(c, cast_passes_partial_only_if_asked);
+    tcase_add_test(c, rearrange_rows_where_heads_do_not_divide);
+    tcase_add_test(c, rearrange_rows_where_heads_divide);
+    tcase_add_test(c, rearrange_of_many_letters);
+    tcase_add_test(c, views_as_rearrange);
+    tcase_add_test(c, rows_of_ops_along_a_dim);
+    tcase_add_test(c, ops_of_other_types);
+    tcase_add_test(c, gradients_that_are_missing_or_shared);
+    tcase_add_test(c, errors_say_what_is_wrong);
+    tcase_add_test(c, refusals_name_what_is_sharded);
+    tcase_add_test(c, threads_do_not_change_bits);
+    suite_add_tcase(suite, c);
+    return test_main(suite);
+}
