@@ -33,11 +33,11 @@ DT_NODISCARD dt_status dt_safetensors_read(dt_safetensors *st, const dt_safetens
 /* Bytes of tensors read since open (headers not counted). */
 int64_t dt_safetensors_bytes_read(const dt_safetensors *st);
 
-/* dt_module_load - fill this rank's part of every materialized parameter below m from a file or folder. Names as they are,
- * or with one prefix ("transformer.", "model.") missing on either side.
- *   out  bytes_out   bytes of tensors read; may be NULL
+/* dt_module_load - fill this rank's part of every materialized parameter below m from a file or folder, or from an open
+ * one. Names as they are, or with one prefix ("transformer.", "model.") missing on either side.
  * Errors: DT_ERR_FORMAT names a missing tensor, or one of another shape (both shapes). Extra tensors are allowed. */
-DT_NODISCARD dt_status dt_module_load(dt_module *m, const char *path, int64_t *bytes_out);
+DT_NODISCARD dt_status dt_module_load(dt_module *m, const char *path);
+DT_NODISCARD dt_status dt_module_load_from(dt_module *m, dt_safetensors *st);
 
 /* ---- writing ---- */
 

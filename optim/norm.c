@@ -1,0 +1,88 @@
+/* optim/norm.c - the norm over tensors that lie in pieces on many ranks. */
+#include "array/dt_kernels_optim.h"
+#include "optim/dt_optim.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* Of all ranks that hold the same elements, the one at index 0 of every R axis counts them. */
+static bool counts_here(const dt_layout *layout)
+{
+    const int *coord = dt_mesh_coord(dt_layout_mesh(layout));
+    for (int axis = 0; axis < layout->grid->naxes; axis++) {
+        if (dt_layout_at(layout, axis).kind == DT_REPLICATE && coord[axis] != 0)
+            return false;
+    }
+    return true;
+}
+
+static dt_status square_sum(const dt_local *x, double *sum_out)
+{
+    const int64_t n = dt_array_count(&x->array);
+    if (dt_array_is_meta(&x->array) || n == 0 || !counts_here(x->layout))
+        return DT_OK;
+    const dt_device_kind device = dt_mesh_device(dt_layout_mesh(x->layout)).kind;
+    const dt_optim_kernels *kernels = dt_optim_kernels_of(device);
+    DT_REQUIRE(kernels, DT_ERR_UNSUPPORTED, "no norm on device %d", (int)device);
+    *sum_out = kernels->square_sum(x->array.dtype, n, dt_array_data(&x->array));
+    return DT_OK;
+}
+
+/* A sum over one rank is that rank's value. */
+static bool is_partial(const dt_layout *layout)
+{
+    for (int axis = 0; axis < layout->grid->naxes; axis++) {
+        if (dt_layout_at(layout, axis).kind == DT_PARTIAL && layout->grid->size[axis] > 1)
+            return true;
+    }
+    return false;
+}
+
+/* What is wrong with the list is wrong on every rank, so that all leave before the all-reduce. */
+static dt_status check(int n, const dt_local *locals)
+{
+    char text[DT_LAYOUT_TEXT];
+    for (int i = 0; i < n; i++) {
+        const dt_layout *layout = locals[i].layout;
+        if (!layout)
+            continue;
+        DT_REQUIRE(!is_partial(layout), DT_ERR_PLACEMENT,
+                   "the norm of a sum is not the sum of norms: tensor %d is %s; reduce it first "
+                   "(dt_module_reduce_grads)",
+                   i, dt_layout_print(layout, text, sizeof text));
+        DT_REQUIRE(dt_dtype_is_float(locals[i].array.dtype), DT_ERR_ARG,
+                   "tensor %d is %s, no float", i, dt_dtype_name(locals[i].array.dtype));
+    }
+    return DT_OK;
+}
+
+dt_status dt_global_norm_sync(int n, const dt_local *locals, dt_comm *comm, double *norm_out,
+                              double *each_out)
+{
+    DT_TRY(check(n, locals));
+    double *sum = calloc((size_t)n + 1, sizeof *sum);
+    DT_REQUIRE(sum, DT_ERR_NOMEM, "norms of %d tensors", n);
+    dt_status st = DT_OK;
+    for (int i = 0; i < n; i++) {
+        if (locals[i].layout)
+            DT_TRY_TO(done, st, square_sum(&locals[i], &sum[i]));
+    }
+    if (n > 0)
+        DT_TRY_TO(done, st, dt_all_reduce_f64_sync(comm, sum, n, DT_REDUCE_SUM));
+    double total = 0;
+    for (int i = 0; i < n; i++) {
+        total += sum[i];
+        if (each_out)
+            each_out[i] = sqrt(sum[i]);
+    }
+    *norm_out = sqrt(total);
+done:
+    free(sum);
+    return st;
+}
+
+double dt_clip_factor(double norm, double max_norm)
+{
+    const double factor = max_norm / (norm + 1e-6);
+    return max_norm > 0 && factor < 1 ? factor : 1;
+}
