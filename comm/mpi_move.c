@@ -191,7 +191,9 @@ dt_status dti_mpi_exchange(dt_work *w, const dti_exchange *x)
         st = look(w, f);
         if (st != DT_OK || f->pending == 0)
             break;
-        if (dti_now() > w->deadline_s)
+        if (dti_broken(w->comm->world))
+            st = dti_work_fail_peer(w);
+        else if (dti_now() > w->deadline_s)
             st = fail_absent(w, f);
         dti_pause(since);
     }

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 double dti_now(void)
 {
@@ -42,12 +41,11 @@ static void warn_of_narrow_affinity(void)
     if (sched_getaffinity(0, sizeof set, &set) != 0)
         return;
     const long allowed = CPU_COUNT(&set);
-    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    if (allowed < wanted && allowed < cores && !atomic_flag_test_and_set(&warned))
+    if (allowed < wanted && !atomic_flag_test_and_set(&warned))
         (void)fprintf(stderr,
-                      "warning: %ld threads (OMP_NUM_THREADS) may use only %ld of %ld cores; start "
-                      "with tools/mpirun or --bind-to none\n",
-                      wanted, allowed, cores);
+                      "warning: OMP_NUM_THREADS is %ld but this process may use only %ld cores; "
+                      "under mpirun use tools/mpirun or --bind-to none\n",
+                      wanted, allowed);
 }
 
 dt_status dti_world_new(const dt_world_options *options, dt_backend backend, dt_world **world_out)

@@ -1,6 +1,6 @@
-/* tests/comm/cases.h - every collective over dtypes, list lengths and cuts, checked against the words
- * of comm/dt_comm.h. The same cases run on threads and MPI, and `bytes_out` collects their results, so
- * that backends can be compared bit for bit. */
+/* tests/comm/cases.h - every collective over dtypes, list lengths and cuts, checked against the
+ * words of comm/dt_comm.h. The same cases run on threads and MPI, and `bytes_out` collects their
+ * results, so that backends can be compared bit for bit. */
 #pragma once
 
 #include "tests/harness.h"

@@ -1,5 +1,5 @@
-/* tests/comm/test_collectives.c - values of every collective on 1..5 rank threads, on sub-groups and
- * channels; host values; communicators. */
+/* tests/comm/test_collectives.c - values of every collective on 1..5 rank threads, on sub-groups
+ * and channels; host values; communicators. */
 #include "tests/comm/cases.h"
 
 #include <stdlib.h>

@@ -1,6 +1,8 @@
-/* tests/comm/test_counts.c - what is counted and remembered of calls; the self and fake backends. */
+/* tests/comm/test_counts.c - what is counted and remembered of calls; the self and fake backends.
+ * */
 #include "tests/comm/cases.h"
 
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,6 +170,41 @@ START_TEST(switches_come_from_the_environment)
 }
 END_TEST
 
+/* Twice a world, once a warning. */
+START_TEST(narrow_affinity_is_warned_of_once)
+{
+    cpu_set_t old, one;
+    ck_assert_int_eq(sched_getaffinity(0, sizeof old, &old), 0);
+    CPU_ZERO(&one);
+    for (size_t cpu = 0; CPU_COUNT(&one) == 0; cpu++)
+        if (CPU_ISSET(cpu, &old))
+            CPU_SET(cpu, &one);
+    ck_assert_int_eq(sched_setaffinity(0, sizeof one, &one), 0);
+    const char *threads = getenv("OMP_NUM_THREADS");
+    char *restored = threads ? strdup(threads) : NULL;
+    ck_assert_int_eq(setenv("OMP_NUM_THREADS", "2", 1), 0);
+    char text[4096] = "";
+    FILE *saved = stderr;
+    stderr = fmemopen(text, sizeof text - 1, "w");
+    for (int i = 0; i < 2; i++) {
+        dt_world *world;
+        ck_ok(dt_world_create(&(dt_world_options){.backend = DT_BACKEND_SELF}, &world));
+        dt_world_destroy(&world);
+    }
+    (void)fclose(stderr);
+    stderr = saved;
+    if (restored)
+        (void)setenv("OMP_NUM_THREADS", restored, 1);
+    else
+        (void)unsetenv("OMP_NUM_THREADS");
+    free(restored);
+    ck_assert_int_eq(sched_setaffinity(0, sizeof old, &old), 0);
+    const char *found = strstr(text, "OMP_NUM_THREADS is 2 but this process may use only 1 cores");
+    ck_assert_ptr_nonnull(found);
+    ck_assert_ptr_null(strstr(found + 1, "warning"));
+}
+END_TEST
+
 /* ---- self and fake ---- */
 
 START_TEST(self_is_a_world_of_one)
@@ -244,6 +281,7 @@ static Suite *make_suite(void)
     Suite *suite = suite_create("comm counts");
     TCase *tc = tcase_create("counts");
     tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, narrow_affinity_is_warned_of_once); /* before another world warns */
     tcase_add_test(tc, calls_and_bytes);
     tcase_add_test(tc, ring_keeps_the_last_256_calls);
     tcase_add_test(tc, switches_come_from_the_environment);

@@ -1,5 +1,6 @@
-/* tests/comm/test_failures.c - every failure ends in a message on every rank, and nobody hangs: wrong
- * arguments, absent ranks, failing ranks, calls that differ; and each fault of DT_FAULT is visible. */
+/* tests/comm/test_failures.c - every failure ends in a message on every rank, and nobody hangs:
+ * wrong arguments, absent ranks, failing ranks, calls that differ; and each fault of DT_FAULT is
+ * visible. */
 #include "tests/comm/cases.h"
 
 #include <stdlib.h>
@@ -55,7 +56,8 @@ static dt_status absent(dt_world *world, void *arg)
     DT_TRY(dt_barrier(comm, "layers.7", &work));
     const dt_status st = dt_work_wait(&work);
     TEST_THAT(st == DT_ERR_TIMEOUT || st == DT_ERR_COMM, "%s", dt_status_string(st));
-    TEST_THAT(strstr(dt_error_trace(), "barrier #0 'layers.7' on world [0-3]") &&
+    TEST_THAT(strstr(dt_error_trace(), "barrier #0 'layers.7' on ") &&
+                  strstr(dt_error_trace(), "[0-3]") &&
                   strstr(dt_error_trace(), "ranks 1, 3 to arrive"),
               "%s", dt_error_trace());
     TEST_FAILS(DT_ERR_COMM, "failed", dt_world_agree_sync(world, DT_OK)); /* dead from now on */

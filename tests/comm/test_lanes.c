@@ -1,72 +1,21 @@
 /* tests/comm/test_lanes.c - order and overlap: calls of a channel run in the order of the host's
- * program, channels run on their own, messages cross, and nothing waits for a later collective. Order
- * is asserted from values and from trace events, never from times. */
-#include "tests/comm/cases.h"
+ * program, channels run on their own, messages cross, and nothing waits for a later collective.
+ * Order is asserted from values and from trace events, never from times. */
+#include "tests/comm/lanes.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* x -> k x, eight times over without a wait in between: each call needs the one before. */
-static dt_status chain(dt_world *world, void *arg)
-{
-    const int channel = *(const int *)arg, k = dt_world_size(world);
-    dt_comm *comm;
-    DT_TRY(dt_comm_create(world, (int[]){0, 1, 2}, k, channel, &comm));
-    dt_array x;
-    DT_TRY(case_floats(world, 5, 1, &x));
-    const dt_part part = {.in = &x, .out = &x};
-    dt_work *work[8];
-    for (int i = 0; i < 8; i++)
-        DT_TRY(dt_all_reduce(comm, 1, &part, DT_REDUCE_SUM, "chain", &work[i]));
-    for (int i = 7; i >= 0; i--) /* the last one first */
-        DT_TRY(dt_work_wait(&work[i]));
-    TEST_THAT(case_first(&x) == 6561, "3^8 is %g", (double)case_first(&x));
-    dt_array_release(&x);
-    dt_comm_destroy(&comm);
-    return DT_OK;
-}
-
 START_TEST(calls_of_a_channel_run_in_order)
 {
     int channel = _i;
-    test_ranks(3, chain, &channel);
+    test_ranks(3, lane_chain, &channel);
 }
 END_TEST
 
-/* Ranks wait for two channels in opposite orders. */
-static dt_status crossed_waits(dt_world *world, void *arg)
-{
-    (void)arg;
-    const int me = dt_world_rank(world);
-    for (int first = 0; first < 4; first++)
-        for (int second = 0; second < 4; second++) {
-            if (first == second)
-                continue;
-            dt_comm *comm[2];
-            DT_TRY(dt_comm_create(world, (int[]){0, 1}, 2, first, &comm[0]));
-            DT_TRY(dt_comm_create(world, (int[]){0, 1}, 2, second, &comm[1]));
-            dt_array x[2];
-            dt_work *work[2];
-            for (int c = 0; c < 2; c++) {
-                DT_TRY(case_floats(world, 3, (float)(me + c), &x[c]));
-                DT_TRY(dt_all_reduce(comm[c], 1, &(dt_part){.in = &x[c], .out = &x[c]},
-                                     DT_REDUCE_SUM, "crossed", &work[c]));
-            }
-            DT_TRY(dt_work_wait(&work[me]));
-            DT_TRY(dt_work_wait(&work[1 - me]));
-            TEST_THAT(case_first(&x[0]) == 1 && case_first(&x[1]) == 3, "%g %g",
-                      (double)case_first(&x[0]), (double)case_first(&x[1]));
-            for (int c = 0; c < 2; c++) {
-                dt_array_release(&x[c]);
-                dt_comm_destroy(&comm[c]);
-            }
-        }
-    return DT_OK;
-}
-
 START_TEST(channels_do_not_wait_for_each_other)
 {
-    test_ranks(2, crossed_waits, NULL);
+    test_ranks(2, lane_crossed_waits, NULL);
 }
 END_TEST
 
@@ -131,103 +80,22 @@ START_TEST(a_worker_communicates_while_the_host_computes)
 }
 END_TEST
 
-/* A call of channel >= 1 completes although this host does not wait for it: rank 1 tells rank 0 that
- * it has its result, and only then rank 0 waits. */
-static dt_status background(dt_world *world, void *arg)
-{
-    (void)arg;
-    const int me = dt_world_rank(world);
-    dt_comm *comm;
-    DT_TRY(dt_comm_create(world, (int[]){0, 1}, 2, 3, &comm));
-    dt_array x;
-    DT_TRY(case_floats(world, 1, 1, &x));
-    dt_work *work, *note;
-    DT_TRY(dt_all_reduce(comm, 1, &(dt_part){.in = &x, .out = &x}, DT_REDUCE_SUM, "", &work));
-    if (me == 1)
-        DT_TRY(dt_work_wait(&work));
-    DT_TRY(dt_barrier(dt_world_comm(world), "has its result", &note));
-    DT_TRY(dt_work_wait(&note));
-    DT_TRY(dt_work_wait(&work));
-    TEST_THAT(case_first(&x) == 2, "%g", (double)case_first(&x));
-    dt_array_release(&x);
-    dt_comm_destroy(&comm);
-    return DT_OK;
-}
-
 START_TEST(a_worker_needs_no_wait)
 {
-    test_ranks(2, background, NULL);
+    test_ranks(2, lane_background, NULL);
 }
 END_TEST
-
-enum { MESSAGES = 6 };
-
-/* Both send all, then receive all, and wait in a scrambled order. Matched in order of issue. */
-static dt_status messages_cross(dt_world *world, void *arg)
-{
-    const int channel = *(const int *)arg, me = dt_world_rank(world);
-    dt_comm *comm;
-    DT_TRY(dt_comm_create(world, (int[]){0, 1}, 2, channel, &comm));
-    dt_array out[MESSAGES], in[MESSAGES];
-    dt_work *sent[MESSAGES], *got[MESSAGES];
-    for (int i = 0; i < MESSAGES; i++) {
-        DT_TRY(case_floats(world, 10 + i, (float)(100 * me + i), &out[i]));
-        DT_TRY(case_floats(world, 10 + i, -1, &in[i]));
-        const dt_array *const array = &out[i];
-        if (me == 0) /* rank 0 sends first, rank 1 receives first */
-            DT_TRY(dt_send(comm, 1 - me, 1, &array, "there", &sent[i]));
-        dt_array *const room = &in[i];
-        DT_TRY(dt_recv(comm, 1 - me, 1, &room, "back", &got[i]));
-        if (me == 1)
-            DT_TRY(dt_send(comm, 1 - me, 1, &array, "there", &sent[i]));
-    }
-    for (int i = 0; i < MESSAGES; i++) {
-        DT_TRY(dt_work_wait(&got[(i * 5 + me) % MESSAGES]));
-        DT_TRY(dt_work_wait(&sent[(i * 5 + 3) % MESSAGES]));
-    }
-    for (int i = 0; i < MESSAGES; i++) {
-        TEST_THAT(case_first(&in[i]) == (float)(100 * (1 - me) + i), "message %d: %g", i,
-                  (double)case_first(&in[i]));
-        dt_array_release(&in[i]);
-        dt_array_release(&out[i]);
-    }
-    dt_comm_destroy(&comm);
-    return DT_OK;
-}
 
 START_TEST(messages_cross_on_any_channel)
 {
     int channel = _i;
-    test_ranks(2, messages_cross, &channel);
+    test_ranks(2, lane_messages_cross, &channel);
 }
 END_TEST
 
-/* A collective uses what was received just before it, without a wait in between. */
-static dt_status receive_then_sum(dt_world *world, void *arg)
-{
-    (void)arg;
-    const int me = dt_world_rank(world);
-    dt_array x;
-    DT_TRY(case_floats(world, 4, me == 0 ? 7 : 0, &x));
-    const dt_array *const from = &x;
-    dt_array *const to = &x;
-    dt_work *message, *sum;
-    if (me == 0)
-        DT_TRY(dt_send(dt_world_comm(world), 1, 1, &from, "x", &message));
-    else
-        DT_TRY(dt_recv(dt_world_comm(world), 0, 1, &to, "x", &message));
-    DT_TRY(dt_all_reduce(dt_world_comm(world), 1, &(dt_part){.in = &x, .out = &x}, DT_REDUCE_SUM,
-                         "x", &sum));
-    DT_TRY(dt_work_wait(&sum));
-    DT_TRY(dt_work_wait(&message));
-    TEST_THAT(case_first(&x) == 14, "%g", (double)case_first(&x));
-    dt_array_release(&x);
-    return DT_OK;
-}
-
 START_TEST(a_collective_waits_for_messages_before_it)
 {
-    test_ranks(2, receive_then_sum, NULL);
+    test_ranks(2, lane_receive_then_sum, NULL);
 }
 END_TEST
 

@@ -3,7 +3,7 @@
  * that does not come is named. All ranks pass or fail together, so that none waits for another.
  *
  * `test_mpi die`: rank 1 gives up while rank 0 waits; the job must end (test_mpi_die.sh). */
-#include "tests/comm/cases.h"
+#include "tests/comm/lanes.h"
 
 #include <mpi.h>
 #include <stdio.h>
@@ -148,6 +148,29 @@ static dt_status in_world(double timeout_s, dt_status (*body)(dt_world *world))
     return st;
 }
 
+static dt_status order_and_overlap(dt_world *world)
+{
+    for (int channel = 0; channel < 4; channel++) {
+        DT_TRY(lane_chain(world, &channel));
+        if (dt_world_rank(world) > 1 || dt_world_size(world) == 1)
+            continue;
+        DT_TRY(lane_messages_cross(world, &channel));
+    }
+    if (dt_world_rank(world) > 1 || dt_world_size(world) == 1)
+        return DT_OK;
+    DT_TRY(lane_crossed_waits(world, NULL));
+    DT_TRY(lane_background(world, NULL));
+    DT_TRY(lane_receive_then_sum(world, NULL));
+    return DT_OK;
+}
+
+START_TEST(lanes_keep_order_and_overlap)
+{
+    const dt_status st = in_world(60, order_and_overlap);
+    ck_all(st == DT_OK, "%s", dt_error_trace());
+}
+END_TEST
+
 START_TEST(ranks_agree_and_disagree)
 {
     dt_status st = in_world(60, agreement);
@@ -199,6 +222,7 @@ static Suite *make_suite(void)
     TCase *tc = tcase_create("mpi");
     tcase_set_timeout(tc, 100);
     tcase_add_loop_test(tc, same_bytes_as_threads, 0, 4);
+    tcase_add_test(tc, lanes_keep_order_and_overlap);
     tcase_add_test(tc, ranks_agree_and_disagree);
     tcase_add_test(tc, absent_rank_is_named); /* last: its messages are never taken */
     suite_add_tcase(suite, tc);
