@@ -1,0 +1,244 @@
+/* tests/dtensor/test_ops_nn.c - every neural network op: finite differences, and every placement
+ * against one rank (op_check.h). Counts of rows: tests/dtensor/RULES.txt, and where an op is not in
+ * it, its comment below. */
+#include "tests/dtensor/op_check.h"
+
+static void silu(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    out[0] = dt_silu(t, in[0]);
+}
+
+static void gelu(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    out[0] = dt_gelu(t, in[0], *(const dt_gelu_kind *)arg);
+}
+
+static void swiglu(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    out[0] = dt_swiglu(t, in[0], in[1]);
+}
+
+static void softmax(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    out[0] = dt_softmax(t, in[0]);
+}
+
+static void rmsnorm(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    out[0] = dt_rmsnorm(t, in[0], in[1], 1e-5);
+}
+
+static void layernorm(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    out[0] = dt_layernorm(t, in[0], in[1], arg ? NULL : in[2], 1e-5);
+}
+
+static void embedding(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    out[0] = dt_embedding(t, in[0], in[1]);
+}
+
+static void rope(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    out[0] = dt_rope(t, in[0], arg ? in[1] : NULL, 100.0);
+}
+
+static void dropout(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    out[0] = dt_dropout(t, in[0], 0.4);
+}
+
+static void attention(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    out[0] = dt_attention(t, in[0], in[1], in[2], arg);
+}
+
+static void attention_all(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    out[0] = dt_attention(t, in[0], in[1], in[2],
+                          &(dt_attention_options){.q_positions = in[3],
+                                                  .k_positions = in[4],
+                                                  .q_documents = in[5],
+                                                  .k_documents = in[6]});
+}
+
+static void cross_entropy(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    out[0] = dt_cross_entropy(t, in[0], in[1], arg);
+}
+
+static void linear_cross_entropy(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    out[0] = dt_linear_cross_entropy(t, in[0], in[1], in[2], arg);
+}
+
+START_TEST(test_activations)
+{
+    const dt_gelu_kind tanh_form = DT_GELU_TANH, erf_form = DT_GELU_ERF;
+    const dt_shape bsn = DT_SHAPE(5, 3, 7);
+    op_check(&(op_check_spec){.name = "silu", .call = silu, .nin = 1, .shape = {bsn}, .accept = 4});
+    op_check(&(op_check_spec){
+        .name = "gelu", .call = gelu, .arg = &tanh_form, .nin = 1, .shape = {bsn}, .accept = 4});
+    op_check_gradients(
+        &(op_check_spec){.name = "gelu", .call = gelu, .arg = &erf_form, .nin = 1, .shape = {bsn}});
+    /* R, P in up alone, and each dim sharded in both. */
+    op_check(&(op_check_spec){
+        .name = "swiglu", .call = swiglu, .nin = 2, .shape = {bsn, bsn}, .accept = 5});
+    /* Linear: as scale. */
+    op_check(&(op_check_spec){
+        .name = "dropout", .call = dropout, .nin = 1, .shape = {bsn}, .accept = 5});
+}
+END_TEST
+
+START_TEST(test_norms)
+{
+    const dt_shape bsn = DT_SHAPE(5, 3, 7), n = DT_SHAPE(7);
+    op_check(&(op_check_spec){
+        .name = "softmax", .call = softmax, .nin = 1, .shape = {bsn}, .accept = 3});
+    op_check(&(op_check_spec){
+        .name = "rmsnorm", .call = rmsnorm, .nin = 2, .shape = {bsn, n}, .accept = 4});
+    op_check(&(op_check_spec){
+        .name = "layernorm", .call = layernorm, .nin = 3, .shape = {bsn, n, n}, .accept = 6});
+    op_check(&(op_check_spec){.name = "layernorm",
+                              .call = layernorm,
+                              .arg = "no bias",
+                              .nin = 2,
+                              .shape = {bsn, n},
+                              .accept = 4});
+}
+END_TEST
+
+START_TEST(test_embedding)
+{
+    /* ids R: w R, S(0), S(1), P; each dim of ids sharded: w R. */
+    op_check(&(op_check_spec){.name = "embedding",
+                              .call = embedding,
+                              .nin = 2,
+                              .shape = {DT_SHAPE(5, 3), DT_SHAPE(7, 3)},
+                              .below = {7},
+                              .accept = 6});
+}
+END_TEST
+
+START_TEST(test_rope)
+{
+    const dt_shape x = DT_SHAPE(3, 2, 5, 6);
+    op_check(&(op_check_spec){.name = "rope", .call = rope, .nin = 1, .shape = {x}, .accept = 5});
+    /* Positions follow s, or b and s: one placement of them for each of x. */
+    op_check(&(op_check_spec){.name = "rope",
+                              .call = rope,
+                              .arg = "positions",
+                              .nin = 2,
+                              .shape = {x, DT_SHAPE(5)},
+                              .below = {0, 50},
+                              .accept = 5});
+    op_check(&(op_check_spec){.name = "rope",
+                              .call = rope,
+                              .arg = "positions",
+                              .nin = 2,
+                              .shape = {x, DT_SHAPE(3, 5)},
+                              .below = {0, 50},
+                              .accept = 5});
+}
+END_TEST
+
+START_TEST(test_attention_one_head_a_group)
+{
+    /* On 2 x 2 all pairs of rows but: B on the first axis and A on the second, where kv's axis is
+     * not q's outermost. */
+    op_check(&(op_check_spec){
+        .name = "attention",
+        .call = attention,
+        .nin = 3,
+        .shape = {DT_SHAPE(2, 3, 5, 2), DT_SHAPE(2, 3, 5, 2), DT_SHAPE(2, 3, 5, 3)},
+        .accept = 7,
+        .accept_2x2 = 48});
+}
+END_TEST
+
+START_TEST(test_attention_groups)
+{
+    /* 2 kv heads on 4 ranks do not split as 4 heads of q: row A goes; on 2 x 2 so does A with A. */
+    op_check(&(op_check_spec){
+        .name = "attention",
+        .call = attention,
+        .nin = 3,
+        .shape = {DT_SHAPE(1, 4, 5, 2), DT_SHAPE(1, 2, 5, 2), DT_SHAPE(1, 2, 5, 3)},
+        .accept = 7,
+        .accept_4 = 6,
+        .accept_2x2 = 47});
+}
+END_TEST
+
+START_TEST(test_attention_options)
+{
+    /* Not causal, other numbers of keys than of queries; more than one block of both. */
+    const dt_attention_options all = {.not_causal = true, .scale = 0.7};
+    op_check_gradients(&(op_check_spec){
+        .name = "attention",
+        .call = attention,
+        .arg = &all,
+        .nin = 3,
+        .shape = {DT_SHAPE(1, 2, 3, 2), DT_SHAPE(1, 1, 70, 2), DT_SHAPE(1, 1, 70, 1)}});
+    op_check_gradients(&(op_check_spec){
+        .name = "attention",
+        .call = attention,
+        .nin = 3,
+        .shape = {DT_SHAPE(1, 1, 67, 1), DT_SHAPE(1, 1, 67, 1), DT_SHAPE(1, 1, 67, 1)}});
+    /* Positions and documents at random: some queries see no key. */
+    op_check_gradients(
+        &(op_check_spec){.name = "attention",
+                         .call = attention_all,
+                         .nin = 7,
+                         .shape = {DT_SHAPE(2, 2, 9, 2), DT_SHAPE(2, 1, 9, 2), DT_SHAPE(2, 1, 9, 3),
+                                   DT_SHAPE(2, 9), DT_SHAPE(9), DT_SHAPE(9), DT_SHAPE(2, 9)},
+                         .below = {0, 0, 0, 9, 9, 2, 2}});
+}
+END_TEST
+
+START_TEST(test_losses)
+{
+    const dt_cross_entropy_options options = {.valid = 15, .chunk = 2, .ignore_index = 4};
+    /* R; a leading dim; the vocabulary. */
+    op_check(&(op_check_spec){.name = "cross_entropy",
+                              .call = cross_entropy,
+                              .arg = &options,
+                              .nin = 2,
+                              .shape = {DT_SHAPE(5, 3, 7), DT_SHAPE(5, 3)},
+                              .below = {0, 7},
+                              .accept = 4,
+                              .communicates = true});
+    op_check(&(op_check_spec){.name = "linear_cross_entropy",
+                              .call = linear_cross_entropy,
+                              .arg = &options,
+                              .nin = 3,
+                              .shape = {DT_SHAPE(5, 3, 2), DT_SHAPE(7, 2), DT_SHAPE(5, 3)},
+                              .below = {0, 0, 7},
+                              .accept = 4,
+                              .communicates = true});
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("neural network ops");
+    TCase *tc = tcase_create("every placement");
+    tcase_set_timeout(tc, 100);
+    tcase_add_test(tc, test_activations);
+    tcase_add_test(tc, test_norms);
+    tcase_add_test(tc, test_embedding);
+    tcase_add_test(tc, test_rope);
+    tcase_add_test(tc, test_attention_one_head_a_group);
+    tcase_add_test(tc, test_attention_groups);
+    tcase_add_test(tc, test_attention_options);
+    tcase_add_test(tc, test_losses);
+    suite_add_tcase(suite, tc);
+    return test_main(suite);
+}
