@@ -1,0 +1,459 @@
+/* tests/dtensor/test_redistribute.c - every pair of layouts: values, adjoints, collectives and bytes.
+ *
+ * A redistribution leaves the global value as it is, so y holds x's value, and with L = sum over elements of y * g the
+ * gradient of x (of every part, where x is P) holds g's. Placements of gradients and counts follow DESIGN section 5.
+ * R1 .. R15: the cases of PyTorch's DTensor tests, with our rules (S -> P is legal; R -> P: rank 0 keeps the value). */
+#include "tests/dtensor/place_check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { X = 1, G = 2, AXES = 3 };
+
+typedef struct grid_case {
+    int naxes;
+    dt_axis axes[AXES];
+    dt_shape shape;
+    int every; /* take every n-th pair; all with DT_FULL */
+} grid_case;
+
+/* Payload bytes of this rank for a plan of f32: see dt_counts. */
+static int64_t plan_bytes(dt_mesh *mesh, const dt_plan *plan)
+{
+    const int *coord = dt_mesh_coord(mesh);
+    int64_t bytes = 0;
+    for (int i = 0; i < plan->nsteps; i++) {
+        const dt_step *s = &plan->step[i];
+        int64_t at_a[DT_MAX_DIMS], at_b[DT_MAX_DIMS], k = 1, kept = 1;
+        const dt_shape a = dt_layout_local(&s->before, coord, at_a);
+        const dt_shape b = dt_layout_local(&s->after, coord, at_b);
+        for (int m = 0; m < s->naxes; m++)
+            k *= s->before.grid->size[s->axis[m]];
+        for (int d = 0; d < a.ndim; d++) {
+            const int64_t lo = at_a[d] > at_b[d] ? at_a[d] : at_b[d];
+            const int64_t end_a = at_a[d] + a.dim[d], end_b = at_b[d] + b.dim[d];
+            const int64_t hi = end_a < end_b ? end_a : end_b;
+            kept *= hi > lo ? hi - lo : 0;
+        }
+        if (s->kind == DT_STEP_ALL_GATHER)
+            bytes += 4 * dt_shape_count(b) * (k - 1) / k;
+        if (s->kind == DT_STEP_REDUCE_SCATTER)
+            bytes += 4 * dt_shape_count(a) * (k - 1) / k;
+        if (s->kind == DT_STEP_ALL_REDUCE)
+            bytes += 2 * 4 * dt_shape_count(a) * (k - 1) / k;
+        if (s->kind == DT_STEP_ALL_TO_ALL)
+            bytes += 4 * (dt_shape_count(a) - kept);
+    }
+    return bytes;
+}
+
+/* Since the last reset exactly the collectives of the plan a -> b were counted. Resets. */
+static dt_status counted(dt_mesh *mesh, const dt_layout *a, const dt_layout *b, const char *what)
+{
+    dt_world *world = dt_mesh_world(mesh);
+    const dt_counts c = dt_world_counts(world);
+    const dt_plan *plan = NULL;
+    char text[900];
+    DT_TRY(dt_mesh_plan(mesh, a, b, &plan));
+    TEST_THAT(c.total_calls == plan->ncollectives, "%s: %lld collectives, planned %d: %s", what,
+              (long long)c.total_calls, plan->ncollectives, place_text(a, b, text, sizeof text));
+    TEST_THAT(c.total_bytes == plan_bytes(mesh, plan), "%s: %lld bytes, planned %lld: %s", what,
+              (long long)c.total_bytes, (long long)plan_bytes(mesh, plan),
+              place_text(a, b, text, sizeof text));
+    dt_world_reset_counts(world);
+    return DT_OK;
+}
+
+/* Where the gradient of x arises: on axes that change the dual of x's placement; P elsewhere passes; equal layouts
+ * reduce every P. */
+static dt_status grad_layout(const dt_layout *x, const dt_layout *y, const dt_layout *dy,
+                             const dt_layout **out)
+{
+    dt_layout want = dt_layout_dual(x);
+    for (int a = 0; a < x->grid->naxes && x != y; a++) {
+        const dt_placement from = dt_layout_at(x, a), to = dt_layout_at(y, a);
+        if (from.kind == to.kind && from.dim == to.dim)
+            want.partial = (uint8_t)(want.partial | (dy->partial & 1u << a));
+    }
+    DT_TRY(dt_mesh_layout(dt_layout_mesh(x), &want, out));
+    return DT_OK;
+}
+
+static dt_status check_pair(dt_tape *t, dt_tensor *x, const dt_layout *dst, dt_tensor *dy)
+{
+    const dt_layout *src = dt_tensor_layout(x), *want = NULL;
+    dt_mesh *mesh = dt_tape_mesh(t);
+    char text[900];
+    place_text(src, dst, text, sizeof text);
+    dt_world_reset_counts(dt_mesh_world(mesh));
+    dt_tensor *y = dt_redistribute_to(t, x, dst);
+    DT_TRY(dt_tape_status(t));
+    TEST_THAT(dt_tensor_layout(y) == dst, "%s", text);
+    DT_TRY(counted(mesh, src, dst, "forward"));
+    DT_TRY(place_tensor_holds(y, X, text));
+    if (src == dst)
+        TEST_THAT(dt_tensor_local(y)->storage == dt_tensor_local(x)->storage, "copied: %s", text);
+    DT_TRY(grad_layout(src, dst, dt_tensor_layout(dy), &want));
+    const dt_local g = {dt_tensor_layout(dy), *dt_tensor_local(dy)};
+    DT_TRY(dt_backward_from(t, 1, &y, &g));
+    DT_TRY(counted(mesh, g.layout, want, "backward"));
+    const dt_local *dx = dt_tensor_grad(x);
+    char got[DT_LAYOUT_TEXT];
+    TEST_THAT(dx->layout == want, "gradient at %s: %s",
+              dt_layout_print(dx->layout, got, sizeof got), text);
+    DT_TRY(place_holds(dx, G, 1, text));
+    dt_tensor_clear_grad(x);
+    dt_tape_reset(t, NULL);
+    return DT_OK;
+}
+
+/* A gradient for outputs placed `y`: the dual, with P where y is R if `partial`. */
+static dt_status make_dy(const dt_layout *y, bool partial, dt_tensor **out)
+{
+    dt_layout layout = dt_layout_dual(y);
+    const dt_layout *interned = NULL;
+    for (int a = 0; a < y->grid->naxes; a++) {
+        if (partial && dt_layout_at(y, a).kind == DT_REPLICATE)
+            layout.partial = (uint8_t)(layout.partial | 1u << a);
+    }
+    DT_TRY(dt_mesh_layout(dt_layout_mesh(y), &layout, &interned));
+    DT_TRY(place_leaf(interned, DT_F32, G, out));
+    return DT_OK;
+}
+
+static dt_status check_pairs(const grid_case *c, dt_mesh *mesh, dt_tape *t)
+{
+    const dt_layout *list[PLACE_MAX_LAYOUTS];
+    int n = 0, number = 0;
+    const int every = place_full() || c->every == 0 ? 1 : c->every;
+    DT_TRY(place_layouts(mesh, c->shape, list, &n));
+    for (int i = 0; i < n; i++) {
+        dt_tensor *x = NULL;
+        DT_TRY(place_leaf(list[i], DT_F32, X, &x));
+        dt_tensor_set_requires_grad(x, true);
+        for (int j = 0; j < n; j++) {
+            for (int partial = 0; partial < 2; partial++) {
+                dt_tensor *dy = NULL;
+                if (number++ % every != 0)
+                    continue;
+                DT_TRY(make_dy(list[j], partial, &dy));
+                DT_TRY(check_pair(t, x, list[j], dy));
+                dt_tensor_destroy(&dy);
+            }
+        }
+        dt_tensor_destroy(&x);
+    }
+    return DT_OK;
+}
+
+static dt_status grid_body(dt_world *world, void *arg)
+{
+    const grid_case *c = arg;
+    dt_mesh *mesh = NULL;
+    dt_tape *t = NULL;
+    DT_TRY(place_mesh(world, c->axes, c->naxes, &mesh));
+    DT_TRY(dt_tape_create(mesh, NULL, &t));
+    DT_TRY(check_pairs(c, mesh, t));
+    dt_tape_destroy(&t);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+/* One world for all sizes of an axis of k. */
+static dt_status axis_body(dt_world *world, void *arg)
+{
+    const int k = *(int *)arg;
+    dt_mesh *mesh = NULL;
+    dt_tape *t = NULL;
+    DT_TRY(place_mesh(world, (dt_axis[]){{"tp", k}}, 1, &mesh));
+    DT_TRY(dt_tape_create(mesh, NULL, &t));
+    for (int n = 0; n <= 2 * k + 1; n++) {
+        DT_TRY(check_pairs(&(grid_case){.shape = DT_SHAPE(n)}, mesh, t));
+        DT_TRY(check_pairs(&(grid_case){.shape = DT_SHAPE(n, 3)}, mesh, t));
+        DT_TRY(check_pairs(&(grid_case){.shape = DT_SHAPE(3, n)}, mesh, t));
+        DT_TRY(check_pairs(&(grid_case){.shape = DT_SHAPE(2, n, 3)}, mesh, t));
+    }
+    dt_tape_destroy(&t);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(one_axis_all_pairs)
+{
+    int k = _i;
+    test_ranks(k, axis_body, &k);
+}
+END_TEST
+
+static grid_case grids[] = {
+    {2, {{"dp", 2}, {"tp", 2}}, {2, {4, 4}}, 0},
+    {2, {{"dp", 2}, {"tp", 2}}, {2, {5, 3}}, 0},
+    {2, {{"dp", 2}, {"tp", 2}}, {2, {1, 2}}, 0},
+    {2, {{"dp", 2}, {"tp", 2}}, {2, {0, 3}}, 3},
+    {2, {{"dp", 2}, {"tp", 2}}, {1, {7}}, 0},
+    {2, {{"dp", 2}, {"tp", 3}}, {2, {7, 5}}, 1},
+    {2, {{"dp", 2}, {"tp", 3}}, {2, {12, 6}}, 1},
+    {2, {{"dp", 3}, {"tp", 2}}, {2, {4, 13}}, 3},
+    {2, {{"dp", 1}, {"tp", 3}}, {2, {4, 5}}, 0},
+    {2, {{"dp", 2}, {"tp", 1}}, {2, {3, 3}}, 0},
+    {3, {{"dp", 2}, {"cp", 2}, {"tp", 2}}, {2, {9, 7}}, 41},
+    {3, {{"dp", 2}, {"cp", 2}, {"tp", 2}}, {2, {8, 16}}, 43},
+    {3, {{"dp", 2}, {"cp", 1}, {"tp", 2}}, {2, {5, 6}}, 37},
+};
+
+START_TEST(grids_all_pairs)
+{
+    grid_case *c = &grids[_i];
+    int n = 1;
+    for (int a = 0; a < c->naxes; a++)
+        n *= c->axes[a].size;
+    test_ranks(n, grid_body, c);
+}
+END_TEST
+
+/* ---- the named cases: one line a transition, counts written down ---- */
+
+typedef struct named_case {
+    const char *name, *from, *to;
+    dt_shape shape;
+    int64_t forward[DT_NCALLS], backward[DT_NCALLS];
+} named_case;
+
+#define AG(n) [DT_CALL_ALL_GATHER] = (n)
+#define RS(n) [DT_CALL_REDUCE_SCATTER] = (n)
+#define AR(n) [DT_CALL_ALL_REDUCE] = (n)
+#define AA(n) [DT_CALL_ALL_TO_ALL] = (n)
+
+static const named_case world_4[] = {
+    {"R1", "S(0)@tp", "", {2, {13, 3}}, {AG(1)}, {0}},
+    {"R1", "S(1)@tp", "", {2, {3, 14}}, {AG(1)}, {0}},
+    {"R2", "", "S(0)@tp", {2, {14, 3}}, {0}, {AG(1)}},
+    {"R2", "", "S(-1)@tp", {2, {3, 13}}, {0}, {AG(1)}},
+    {"R3", "P@tp", "", {2, {13, 3}}, {AR(1)}, {0}},
+    {"R4", "P@tp", "S(0)@tp", {2, {13, 3}}, {RS(1)}, {AG(1)}},
+    {"R4", "P@tp", "S(1)@tp", {2, {3, 14}}, {RS(1)}, {AG(1)}},
+    {"R5", "", "P@tp", {2, {12, 3}}, {0}, {0}},
+    {"R6", "S(0)@tp", "S(1)@tp", {2, {13, 14}}, {AA(1)}, {AA(1)}},
+    {"R6", "S(1)@tp", "S(0)@tp", {2, {14, 3}}, {AA(1)}, {AA(1)}},
+    {"R7", "", "", {2, {13, 3}}, {0}, {0}},
+    {"R7", "S(0)@tp", "S(0)@tp", {2, {13, 3}}, {0}, {0}},
+    {"R7", "P@tp", "P@tp", {2, {13, 3}}, {0}, {0}},
+    {"S->P", "S(0)@tp", "P@tp", {2, {13, 3}}, {0}, {0}},
+    {"S->P", "S(1)@tp", "P@tp", {2, {2, 3}}, {0}, {0}},
+};
+
+static const named_case world_2x2[] = {
+    /* one call on the flattened axis, also where sizes do not divide */
+    {"R10", "S(0)@dp>tp", "", {2, {8, 3}}, {AG(1)}, {0}},
+    {"R10", "S(0)@dp>tp", "", {2, {5, 3}}, {AG(1)}, {0}},
+    {"R10", "S(0)@tp>dp", "", {2, {7, 3}}, {AG(1)}, {0}},
+    {"R10", "", "S(0)@dp>tp", {2, {5, 3}}, {0}, {AG(1)}},
+    {"R10", "P@dp, P@tp", "", {2, {5, 3}}, {AR(1)}, {0}},
+    {"R10", "P@dp, P@tp", "S(0)@dp>tp", {2, {5, 3}}, {RS(1)}, {AG(1)}},
+    /* the inner axis of a nest comes off alone */
+    {"R10", "S(0)@dp>tp", "S(0)@dp", {2, {8, 3}}, {AG(1)}, {0}},
+    /* the outer one does not: gather both, cut again */
+    {"R10", "S(0)@dp>tp", "S(0)@tp", {2, {8, 3}}, {AG(1)}, {AG(1)}},
+    {"R10", "S(0)@dp, S(1)@tp", "", {2, {6, 6}}, {AG(2)}, {0}},
+    {"R10", "S(0)@dp, P@tp", "S(0)@dp", {2, {6, 6}}, {AR(1)}, {0}},
+    {"R10", "S(0)@dp, P@tp", "S(0)@dp>tp", {2, {6, 6}}, {RS(1)}, {AG(1)}},
+    {"R10", "S(0)@dp>tp", "S(1)@dp>tp", {2, {5, 7}}, {AA(1)}, {AA(1)}},
+};
+
+static dt_status same_calls(const dt_counts *c, const int64_t *want, const named_case *n,
+                            const char *which)
+{
+    for (int k = 0; k < DT_NCALLS; k++)
+        TEST_THAT(c->calls[k] == want[k], "%s %s -> %s %s: %lld %s, not %lld", n->name, n->from,
+                  n->to, which, (long long)c->calls[k], dt_call_name((dt_call)k),
+                  (long long)want[k]);
+    return DT_OK;
+}
+
+static dt_status run_named(dt_mesh *mesh, dt_tape *t, const named_case *n)
+{
+    const dt_layout *from = NULL, *to = NULL;
+    dt_tensor *x = NULL, *dy = NULL;
+    DT_TRY(dt_mesh_layout_text(mesh, n->shape, n->from, &from));
+    DT_TRY(dt_mesh_layout_text(mesh, n->shape, n->to, &to));
+    DT_TRY(place_leaf(from, DT_F32, X, &x));
+    DT_TRY(make_dy(to, false, &dy));
+    dt_tensor_set_requires_grad(x, true);
+    dt_world_reset_counts(dt_mesh_world(mesh));
+    dt_tensor *y = dt_redistribute(t, x, n->to);
+    DT_TRY(dt_tape_status(t));
+    dt_counts c = dt_world_counts(dt_mesh_world(mesh));
+    DT_TRY(same_calls(&c, n->forward, n, "forward"));
+    DT_TRY(place_tensor_holds(y, X, n->name));
+    dt_world_reset_counts(dt_mesh_world(mesh));
+    DT_TRY(dt_backward_from(t, 1, &y, &(dt_local){dt_tensor_layout(dy), *dt_tensor_local(dy)}));
+    c = dt_world_counts(dt_mesh_world(mesh));
+    DT_TRY(same_calls(&c, n->backward, n, "backward"));
+    DT_TRY(place_holds(dt_tensor_grad(x), G, 1, n->name));
+    dt_tensor_destroy(&x);
+    dt_tensor_destroy(&dy);
+    dt_tape_reset(t, NULL);
+    return DT_OK;
+}
+
+static dt_status named_body(dt_world *world, void *arg)
+{
+    const bool two = *(bool *)arg;
+    dt_mesh *mesh = NULL;
+    dt_tape *t = NULL;
+    DT_TRY(place_mesh(world, two ? (dt_axis[]){{"dp", 2}, {"tp", 2}} : (dt_axis[]){{"tp", 4}},
+                      two ? 2 : 1, &mesh));
+    DT_TRY(dt_tape_create(mesh, NULL, &t));
+    for (int i = 0; i < (two ? DT_COUNT(world_2x2) : DT_COUNT(world_4)); i++)
+        DT_TRY(run_named(mesh, t, two ? &world_2x2[i] : &world_4[i]));
+    dt_tape_destroy(&t);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(named_cases)
+{
+    bool two = _i == 1;
+    test_ranks(4, named_body, &two);
+}
+END_TEST
+
+/* ---- R12: there and back, bit for bit, with numbers that are not whole; the global size stays ---- */
+
+static dt_status round_trip(dt_mesh *mesh, dt_tape *t, dt_shape shape, const char *by)
+{
+    const dt_layout *from = NULL;
+    float value[64];
+    for (int i = 0; i < DT_COUNT(value); i++)
+        value[i] = 1.0f / (float)(i + 3);
+    value[5] = -0.0f;
+    DT_TRY(dt_mesh_layout_text(mesh, shape, "S(0)@tp", &from));
+    dt_tensor *x = NULL;
+    DT_TRY(dt_distribute(from, DT_F32, value, &x));
+    dt_tensor *y = x;
+    for (int trip = 0; trip < 2; trip++)
+        y = dt_redistribute(t, dt_redistribute(t, y, by), "S(0)@tp");
+    DT_TRY(dt_tape_status(t));
+    TEST_THAT(dt_tensor_layout(y) == from, "by %s", by);
+    TEST_THAT(dt_array_count(dt_tensor_local(x)) == 0 ||
+                  memcmp(dt_array_data(dt_tensor_local(x)), dt_array_data(dt_tensor_local(y)),
+                         dt_array_bytes(dt_tensor_local(x))) == 0,
+              "by %s: other bits", by);
+    dt_tensor_destroy(&x);
+    dt_tape_reset(t, NULL);
+    return DT_OK;
+}
+
+static dt_status trips_body(dt_world *world, void *arg)
+{
+    (void)arg;
+    const int k = dt_world_size(world);
+    dt_mesh *mesh = NULL;
+    dt_tape *t = NULL;
+    DT_TRY(place_mesh(world, (dt_axis[]){{"tp", k}}, 1, &mesh));
+    DT_TRY(dt_tape_create(mesh, NULL, &t));
+    for (int n = 0; n <= 2 * k + 1; n++) {
+        DT_TRY(round_trip(mesh, t, DT_SHAPE(n, 3), ""));
+        DT_TRY(round_trip(mesh, t, DT_SHAPE(n, 3), "S(1)@tp"));
+    }
+    const dt_layout *five = NULL;
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(5, 3), "S(0)@tp", &five));
+    static const int64_t rows[] = {2, 2, 1, 0}; /* of 5 on 4 ranks */
+    if (k == 4)
+        TEST_THAT(dt_mesh_local(five, NULL).dim[0] == rows[dt_world_rank(world)], "rows");
+    dt_tape_destroy(&t);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(round_trips)
+{
+    test_ranks(_i, trips_body, NULL);
+}
+END_TEST
+
+/* ---- R14, R15: what is refused, on every rank alike, and where a tape stands afterwards ---- */
+
+static dt_status refused_body(dt_world *world, void *arg)
+{
+    (void)arg;
+    dt_mesh *mesh = NULL, *other = NULL;
+    dt_tape *t = NULL;
+    DT_TRY(place_mesh(world, (dt_axis[]){{"tp", 2}}, 1, &mesh));
+    DT_TRY(place_mesh(world, (dt_axis[]){{"dp", 2}}, 1, &other));
+    DT_TRY(dt_tape_create(mesh, NULL, &t));
+    const dt_layout *r = NULL, *p = NULL, *s = NULL, *elsewhere = NULL, *shape = NULL;
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(4, 3), "", &r));
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(4, 3), "P@tp", &p));
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(4, 3), "S(-2)@tp", &s));
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(3, 4), "", &shape));
+    DT_TRY(dt_mesh_layout_text(other, DT_SHAPE(4, 3), "", &elsewhere));
+    TEST_THAT(s->nsplit[0] == 1, "a negative dim counts from the end");
+    const float zero[12] = {0};
+    dt_tensor *x = NULL, *bad = NULL;
+    TEST_FAILS(DT_ERR_PLACEMENT, "P", dt_distribute(p, DT_F32, zero, &bad));
+    DT_TRY(dt_distribute(r, DT_F32, zero, &x));
+    TEST_FAILS(DT_ERR_SHAPE, "[2, 3]", dt_from_array(s, dt_tensor_local(x), &bad));
+    static const struct {
+        const char *text, *word;
+    } wrong[] = {{"S(2)@tp", "dim"},
+                 {"S(-3)@tp", "dim"},
+                 {"S(0)@dp", "dp"},
+                 {"S(0)@tp, R@tp", "tp"},
+                 {"X@tp", "X"}};
+    for (int i = 0; i < DT_COUNT(wrong); i++) {
+        TEST_THAT(dt_tensor_is_failed(dt_redistribute(t, x, wrong[i].text)), "%s", wrong[i].text);
+        TEST_FAILS(DT_ERR_PLACEMENT, wrong[i].word, dt_tape_status(t));
+        dt_tape_reset(t, NULL);
+    }
+    TEST_THAT(dt_tensor_is_failed(dt_redistribute_to(t, x, elsewhere)), "another mesh");
+    TEST_FAILS(DT_ERR_PLACEMENT, "another mesh", dt_tape_status(t));
+    dt_tape_reset(t, NULL);
+    TEST_THAT(dt_tensor_is_failed(dt_redistribute_to(t, x, shape)), "another shape");
+    TEST_FAILS(DT_ERR_SHAPE, "test_redistribute.c", dt_tape_status(t));
+    dt_tensor_destroy(&x);
+    dt_tape_destroy(&t);
+    dt_mesh_destroy(&other);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(refused)
+{
+    test_ranks(2, refused_body, NULL);
+}
+END_TEST
+
+/* ---- tests of these tests: with a fault in the collectives, the same bodies must fail ---- */
+
+static dt_status faulty_body(dt_world *world, void *arg)
+{
+    dt_world_set_fault(world, arg);
+    DT_TRY(grid_body(world, &grids[1]));
+    return DT_OK;
+}
+
+START_TEST(faults_are_seen)
+{
+    static char names[3][16] = {"skip_reduce", "swap_shards", "drop_wait"};
+    const dt_status st = dt_world_run_threads(4, NULL, faulty_body, names[_i]);
+    ck_assert_msg(st == DT_ERR_STATE, "%s: %s", names[_i], dt_error_trace());
+    ck_assert_msg(strstr(dt_error_trace(), "local element"), "%s: %s", names[_i], dt_error_trace());
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("redistribute");
+    TCase *tc = tcase_create("redistribute");
+    tcase_set_timeout(tc, 0);
+    tcase_add_loop_test(tc, one_axis_all_pairs, 1, 5);
+    tcase_add_loop_test(tc, grids_all_pairs, 0, DT_COUNT(grids));
+    tcase_add_loop_test(tc, named_cases, 0, 2);
+    tcase_add_loop_test(tc, round_trips, 1, 5);
+    tcase_add_test(tc, refused);
+    tcase_add_loop_test(tc, faults_are_seen, 0, 3);
+    suite_add_tcase(suite, tc);
+    return test_main(suite);
+}
