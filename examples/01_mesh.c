@@ -4,11 +4,10 @@
  *   tools/mpirun -n 4 build/examples/01_mesh
  *
  * Read next: examples/02_redistribute.c. */
+#include "examples/example.h"
 #include "mesh/dt_mesh.h"
 
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 /* Layouts are arithmetic: any rank can say what every other rank holds, without asking it. */
 static dt_status show_layout(dt_mesh *mesh, const char *text)
@@ -82,13 +81,5 @@ static dt_status body(dt_world *world, void *arg)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "--ranks") == 0) {
-        DT_MUST(dt_world_run_threads(atoi(argv[2]), NULL, body, NULL));
-        return 0;
-    }
-    dt_world *world = NULL;
-    DT_MUST(dt_world_create(NULL, &world));
-    DT_MUST(body(world, NULL));
-    dt_world_destroy(&world);
-    return 0;
+    return example_run(argc, argv, body);
 }

@@ -1,0 +1,172 @@
+/* examples/train_config.c - see examples/train_config.h. */
+#include "examples/train_config.h"
+
+#include <math.h>
+#include <string.h>
+
+#define COUNT(key, fallback, help)                            \
+    {                                                         \
+        key, DT_OPTION_INT, fallback, help, NULL, 1, INFINITY \
+    }
+#define COUNT0(key, fallback, help)                           \
+    {                                                         \
+        key, DT_OPTION_INT, fallback, help, NULL, 0, INFINITY \
+    }
+#define NUMBER(key, fallback, help)                             \
+    {                                                           \
+        key, DT_OPTION_FLOAT, fallback, help, NULL, 0, INFINITY \
+    }
+#define TEXT(key, fallback, help)                         \
+    {                                                     \
+        key, DT_OPTION_STRING, fallback, help, NULL, 0, 0 \
+    }
+#define SWITCH(key, fallback, help)                     \
+    {                                                   \
+        key, DT_OPTION_BOOL, fallback, help, NULL, 0, 0 \
+    }
+#define CHOICE(key, fallback, legal, help)                 \
+    {                                                      \
+        key, DT_OPTION_STRING, fallback, help, legal, 0, 0 \
+    }
+
+static const dt_option table[] = {
+    TEXT("model.config", NULL, "Hugging Face config.json (llama, gpt2)"),
+    TEXT("model.init", "random", "random, or a safetensors file or folder to start from"),
+    TEXT("model.save", NULL, "folder for the trained model (config.json, model.safetensors)"),
+    TEXT("data.path", NULL, "text (bytes as tokens) or llm.c token file"),
+    TEXT("data.labels", NULL, "int32 targets that replace the next tokens; -100 is ignored"),
+    CHOICE("data.format", "auto", "auto|text|tokens|megatron", "what data.path is"),
+    COUNT("train.steps", "100", "optimizer steps"),
+    COUNT("train.seq_len", "256", "tokens of a sample"),
+    COUNT("train.global_batch", "8", "samples of a step, on all ranks together"),
+    COUNT0("train.micro_batch", "0",
+           "samples of a data-parallel rank in one pass; 0: its whole share"),
+    COUNT0("train.loss_chunk", "0", "tokens whose logits exist at once; 0: 1024"),
+    COUNT0("train.seed", "0", "of initial weights and dropout"),
+    NUMBER("train.max_norm", "1.0", "gradients are clipped to this norm; 0: not"),
+    NUMBER("optim.lr", "1e-3", "peak learning rate"),
+    {"optim.beta1", DT_OPTION_FLOAT, "0.9", "AdamW", NULL, 0, 1},
+    {"optim.beta2", DT_OPTION_FLOAT, "0.95", "AdamW", NULL, 0, 1},
+    NUMBER("optim.eps", "1e-8", "AdamW"),
+    NUMBER("optim.weight_decay", "0.1", "AdamW, on tensors of two or more dims in files"),
+    COUNT0("schedule.warmup_steps", "0", "steps of linear warm-up"),
+    CHOICE("schedule.decay", "none", "none|linear|cosine|wsd", "what follows the warm-up"),
+    {"schedule.min_ratio", DT_OPTION_FLOAT, "0", "the rate never falls below this part of the peak",
+     NULL, 0, 1},
+    COUNT0("schedule.decay_steps", "0", "wsd: last steps that decay; 0: a tenth"),
+    COUNT("parallel.dp_replicate", "1", "ranks that hold the whole model and share the batch"),
+    COUNT("parallel.dp_shard", "1", "ranks that share batch and parameters (not built yet: 1)"),
+    COUNT("parallel.tp", "1", "tensor parallel ranks (not built yet: 1)"),
+    COUNT("parallel.pp", "1", "pipeline stages (not built yet: 1)"),
+    CHOICE("dtype.param", "f32", "f32|bf16|f16", "type of parameters in use (not built yet: f32)"),
+    CHOICE("recompute", "none", "none|full|selective",
+           "activations to compute again (not built yet: none)"),
+    CHOICE("device", "cpu", "cpu|cuda", "where (not built yet: cpu)"),
+    COUNT0("ranks", "0", "run this many ranks as threads of one process; 0: as launched"),
+    COUNT("log.every", "10", "steps between lines"),
+    TEXT("log.json", NULL, "file for one JSON object a step"),
+    SWITCH("log.params", "false", "norms of every gradient and weight in log.json"),
+    TEXT("log.plot", NULL, "SVG file for the loss curve"),
+    TEXT("log.trace", NULL, "file for rank 0's trace events (Chrome trace JSON)"),
+    NUMBER("log.peak_flops", "0",
+           "FLOP/s of one rank's share of the machine, for mfu; 0: measured"),
+    {"help", DT_OPTION_COMMAND, NULL, "print this", NULL, 0, 0},
+    {"print-config", DT_OPTION_COMMAND, NULL, "print the configuration that results", NULL, 0, 0},
+};
+
+/* Parts that later versions build: their keys exist, with one legal value for now. */
+static dt_status check_built(const dt_options *o)
+{
+    static const struct {
+        const char *key, *legal;
+    } text[] = {{"dtype.param", "f32"}, {"recompute", "none"}, {"device", "cpu"}};
+    static const char *const degree[] = {"parallel.dp_shard", "parallel.tp", "parallel.pp"};
+    for (int i = 0; i < DT_COUNT(text); i++)
+        DT_REQUIRE(strcmp(dt_options_string(o, text[i].key), text[i].legal) == 0,
+                   DT_ERR_UNSUPPORTED, "%s=%s is not built yet; legal: %s", text[i].key,
+                   dt_options_string(o, text[i].key), text[i].legal);
+    for (int i = 0; i < DT_COUNT(degree); i++)
+        DT_REQUIRE(dt_options_int(o, degree[i]) == 1, DT_ERR_UNSUPPORTED,
+                   "%s=%lld is not built yet; legal: 1", degree[i],
+                   (long long)dt_options_int(o, degree[i]));
+    return DT_OK;
+}
+
+static dt_status fill(const dt_options *o, train_config *c)
+{
+    DT_REQUIRE(dt_options_has(o, "model.config"), DT_ERR_ARG,
+               "model.config is missing: the path of a Hugging Face config.json");
+    DT_REQUIRE(dt_options_has(o, "data.path"), DT_ERR_ARG,
+               "data.path is missing: a text or token file");
+    DT_TRY(check_built(o));
+    c->model_config = dt_options_string(o, "model.config");
+    c->model_init = dt_options_string(o, "model.init");
+    if (strcmp(c->model_init, "random") == 0)
+        c->model_init = NULL;
+    c->model_save = dt_options_string(o, "model.save");
+    c->data_path = dt_options_string(o, "data.path");
+    c->data_labels = dt_options_string(o, "data.labels");
+    DT_TRY(dt_data_format_parse(dt_options_string(o, "data.format"), &c->data_format));
+    c->steps = dt_options_int(o, "train.steps");
+    c->seq_len = dt_options_int(o, "train.seq_len");
+    c->global_batch = dt_options_int(o, "train.global_batch");
+    c->micro_batch = dt_options_int(o, "train.micro_batch");
+    c->loss_chunk = dt_options_int(o, "train.loss_chunk");
+    c->seed = (uint64_t)dt_options_int(o, "train.seed");
+    c->max_norm = dt_options_float(o, "train.max_norm");
+    c->adamw = (dt_adamw_options){
+        dt_options_float(o, "optim.beta1"), dt_options_float(o, "optim.beta2"),
+        dt_options_float(o, "optim.eps"), dt_options_float(o, "optim.weight_decay")};
+    c->schedule = (dt_schedule){.lr = dt_options_float(o, "optim.lr"),
+                                .warmup_steps = dt_options_int(o, "schedule.warmup_steps"),
+                                .total_steps = c->steps,
+                                .min_ratio = dt_options_float(o, "schedule.min_ratio"),
+                                .decay_steps = dt_options_int(o, "schedule.decay_steps")};
+    DT_TRY(dt_decay_parse(dt_options_string(o, "schedule.decay"), &c->schedule.decay));
+    c->dp_replicate = (int)dt_options_int(o, "parallel.dp_replicate");
+    c->dp_shard = (int)dt_options_int(o, "parallel.dp_shard");
+    c->tp = (int)dt_options_int(o, "parallel.tp");
+    c->pp = (int)dt_options_int(o, "parallel.pp");
+    c->ranks = (int)dt_options_int(o, "ranks");
+    c->log_every = dt_options_int(o, "log.every");
+    c->log_json = dt_options_string(o, "log.json");
+    c->log_params = dt_options_bool(o, "log.params");
+    c->log_plot = dt_options_string(o, "log.plot");
+    c->log_trace = dt_options_string(o, "log.trace");
+    c->peak_flops = dt_options_float(o, "log.peak_flops");
+    return DT_OK;
+}
+
+dt_status train_config_parse(int argc, char **argv, train_config *config_out, bool *done)
+{
+    train_config c = {0};
+    DT_TRY(dt_options_parse(table, DT_COUNT(table), argc, (const char *const *)argv, &c.options));
+    *done = dt_options_bool(c.options, "help") || dt_options_bool(c.options, "print-config");
+    dt_status st = DT_OK;
+    if (dt_options_bool(c.options, "help"))
+        dt_options_print_help(table, DT_COUNT(table), "train", stdout);
+    else if (dt_options_bool(c.options, "print-config"))
+        st = dt_options_print_config(c.options, stdout);
+    else
+        st = fill(c.options, &c);
+    if (st != DT_OK || *done)
+        dt_options_destroy(&c.options);
+    *config_out = c;
+    return st;
+}
+
+void train_config_free(train_config *config)
+{
+    dt_options_destroy(&config->options);
+}
+
+dt_status train_config_check_ranks(const train_config *c, int nranks)
+{
+    const int64_t product = (int64_t)c->dp_replicate * c->dp_shard * c->tp * c->pp;
+    DT_REQUIRE(
+        product == nranks, DT_ERR_ARG,
+        "parallel.dp_replicate %d x dp_shard %d x tp %d x pp %d = %lld, but there are %d ranks; "
+        "nearest: parallel.dp_replicate=%d with the others at 1",
+        c->dp_replicate, c->dp_shard, c->tp, c->pp, (long long)product, nranks, nranks);
+    return DT_OK;
+}

@@ -1,0 +1,32 @@
+/* examples/train_config.h - the options of examples/train.c: one table that --help, the parser and the printer read. */
+#pragma once
+
+#include "base/dt_options.h"
+#include "data/dt_data.h"
+#include "models/dt_models.h"
+#include "optim/dt_optim.h"
+
+typedef struct train_config {
+    dt_options *options;                                /* owns the strings below */
+    const char *model_config, *model_init, *model_save; /* init, save: NULL for none */
+    const char *data_path, *data_labels;
+    dt_data_format data_format;
+    int64_t steps, seq_len, global_batch, micro_batch, loss_chunk;
+    uint64_t seed;
+    double max_norm;
+    dt_adamw_options adamw;
+    dt_schedule schedule;
+    int dp_replicate, dp_shard, tp, pp;
+    int ranks; /* as threads of this process; 0: as launched */
+    int64_t log_every;
+    const char *log_json, *log_plot, *log_trace; /* NULL: none */
+    bool log_params;
+    double peak_flops; /* of the machine for one rank; 0: measured */
+} train_config;
+
+/* Parse and check. *done: the command line asked for something that is finished now (--help, --print-config).
+ * Errors: DT_ERR_ARG names the key and what is legal. */
+dt_status train_config_parse(int argc, char **argv, train_config *config_out, bool *done);
+void train_config_free(train_config *config);
+/* What can only be checked when the number of ranks is known. */
+dt_status train_config_check_ranks(const train_config *config, int nranks);

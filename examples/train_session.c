@@ -1,0 +1,243 @@
+/* examples/train_session.c - see examples/train_session.h.
+ *
+ * Data parallelism is nothing but placements: the batch is S(0)@dp_replicate>dp_shard, parameters are R, so gradients arise
+ * as P, and dt_module_reduce_grads brings P -> R in one coalesced all-reduce a step. */
+#include "examples/train_session.h"
+
+#include "checkpoint/dt_safetensors.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static const char *const batch_layout = "S(0)@dp_replicate>dp_shard";
+
+/* ---- set-up, in the order of composition ---- */
+
+static dt_status build(train_session *s)
+{
+    const train_config *c = s->config;
+    DT_TRY(train_config_check_ranks(c, dt_world_size(s->world)));
+    const dt_mesh_options axes = {.axes = {{"pp", c->pp},
+                                           {"dp_replicate", c->dp_replicate},
+                                           {"dp_shard", c->dp_shard},
+                                           {"tp", c->tp}}};
+    DT_TRY(dt_mesh_create(s->world, (dt_device){DT_CPU, 0}, &axes, &s->mesh));
+    DT_TRY(dt_model_create(c->model_config, &s->model, &s->facts));
+    DT_REQUIRE(c->seq_len <= s->facts.max_positions, DT_ERR_ARG,
+               "train.seq_len=%lld is longer than the model's %lld positions",
+               (long long)c->seq_len, (long long)s->facts.max_positions);
+    DT_TRY(dt_module_materialize(s->model, s->mesh, c->seed));
+    if (c->model_init)
+        DT_TRY(dt_module_load(s->model, c->model_init));
+    DT_TRY(dt_adamw_create(s->model, &c->adamw, &s->optim));
+    DT_TRY(dt_dataset_open(c->data_path,
+                           &(dt_dataset_options){.format = c->data_format,
+                                                 .labels_path = c->data_labels,
+                                                 .vocab = s->facts.vocab,
+                                                 .seq_len = c->seq_len},
+                           &s->data));
+    DT_TRY(dt_tape_create(s->mesh, NULL, &s->tape));
+    const size_t most = (size_t)(c->global_batch * c->seq_len); /* of one rank: at most the batch */
+    s->ids = malloc(most * sizeof *s->ids);
+    s->targets = malloc(most * sizeof *s->targets);
+    DT_REQUIRE(s->ids && s->targets, DT_ERR_NOMEM, "a batch of %zu tokens", most);
+    return DT_OK;
+}
+
+dt_status train_session_create(const train_config *config, dt_world *world,
+                               train_session *session_out)
+{
+    train_session s = {.config = config, .world = world};
+    const dt_status st = dt_world_agree_sync(world, build(&s));
+    if (st != DT_OK)
+        train_session_destroy(&s);
+    else
+        *session_out = s;
+    return st;
+}
+
+void train_session_destroy(train_session *s)
+{
+    dt_tape_destroy(&s->tape);
+    dt_dataset_close(&s->data);
+    dt_optim_destroy(&s->optim);
+    dt_module_destroy(&s->model);
+    dt_mesh_destroy(&s->mesh);
+    free(s->ids);
+    free(s->targets);
+    *s = (train_session){0};
+}
+
+/* ---- batches ---- */
+
+/* Samples [lo, hi) of the step at `position` as tensors; each rank reads only its own. */
+typedef struct micro {
+    dt_tensor *ids, *targets;
+    dt_tensor *logits_or_loss;
+} micro;
+
+static dt_status read_samples(train_session *s, int64_t position, int64_t lo, int64_t hi, micro *m)
+{
+    const dt_shape shape = DT_SHAPE(hi - lo, s->config->seq_len);
+    const dt_layout *layout = NULL;
+    int64_t at[DT_MAX_DIMS];
+    DT_TRY(dt_mesh_layout_text(s->mesh, shape, batch_layout, &layout));
+    const dt_shape local = dt_mesh_local(layout, at);
+    const dt_batch batch = {.position = position,
+                            .global_batch = s->config->global_batch,
+                            .seq_len = s->config->seq_len,
+                            .lo = lo + at[0],
+                            .hi = lo + at[0] + local.dim[0]};
+    DT_TRY(dt_dataset_batch(s->data, &batch, s->ids, s->targets));
+    DT_TRY(dt_tensor_create(layout, DT_I32, DT_TAG_ACTIVATION, &m->ids));
+    DT_TRY(dt_tensor_create(layout, DT_I32, DT_TAG_ACTIVATION, &m->targets));
+    DT_TRY(dt_array_write(dt_tensor_local(m->ids), s->ids, dt_shape_count(local)));
+    DT_TRY(dt_array_write(dt_tensor_local(m->targets), s->targets, dt_shape_count(local)));
+    return DT_OK;
+}
+
+static void micro_release(micro *m)
+{
+    dt_tensor_destroy(&m->ids);
+    dt_tensor_destroy(&m->targets);
+}
+
+/* Targets that count, in the whole batch: the divisor of the loss. */
+static dt_status count_valid(train_session *s, int64_t position, int64_t *valid_out)
+{
+    micro all = {0};
+    dt_comm *dp = NULL;
+    int64_t valid = 0;
+    dt_status st = read_samples(s, position, 0, s->config->global_batch, &all);
+    const int64_t mine = st == DT_OK ? dt_array_count(dt_tensor_local(all.targets)) : 0;
+    micro_release(&all);
+    for (int64_t i = 0; i < mine; i++)
+        valid += s->targets[i] != DT_LABEL_IGNORED;
+    DT_TRY(dt_world_agree_sync(s->world, st)); /* a bad token is seen by one rank only */
+    DT_TRY(dt_mesh_comm_named(s->mesh, "dp_replicate,dp_shard", 0, &dp));
+    DT_TRY(dt_all_reduce_i64_sync(dp, &valid, 1, DT_REDUCE_SUM));
+    *valid_out = valid;
+    return DT_OK;
+}
+
+/* Samples of one microbatch: micro_batch for every data-parallel rank, or all. */
+static int64_t microbatch(const train_config *c)
+{
+    return c->micro_batch ? c->micro_batch * c->dp_replicate * c->dp_shard : c->global_batch;
+}
+
+/* ---- a step ---- */
+
+/* Forward of one microbatch; adds this rank's term of the loss. */
+static dt_status forward(train_session *s, int64_t position, int64_t lo, int64_t hi, bool no_grad,
+                         micro *m, double *loss)
+{
+    const dt_tape_options options = {
+        .no_grad = no_grad, .seed = s->config->seed, .step = s->step, .first_sample = lo};
+    dt_tape_reset(s->tape, &options);
+    DT_TRY(read_samples(s, position, lo, hi, m));
+    const dt_values in = {.n = 2, .value = {m->ids, m->targets}};
+    const dt_values out = dt_module_call(s->model, s->tape, &in);
+    m->logits_or_loss = out.value[0];
+    DT_TRY(dt_tape_status(s->tape));
+    float term = 0;
+    DT_TRY(dt_array_read(dt_tensor_local(out.value[0]), &term, 1));
+    *loss += (double)term;
+    return DT_OK;
+}
+
+/* Losses are P over data parallelism: their sum is one scalar all-reduce a step. */
+static dt_status sum_loss(train_session *s, double *loss)
+{
+    dt_comm *dp = NULL;
+    DT_TRY(dt_mesh_comm_named(s->mesh, "dp_replicate,dp_shard", 0, &dp));
+    DT_TRY(dt_all_reduce_f64_sync(dp, loss, 1, DT_REDUCE_SUM));
+    return DT_OK;
+}
+
+static dt_status all_passes(train_session *s, int64_t position, bool no_grad, double *loss,
+                            int64_t *valid)
+{
+    const int64_t samples = s->config->global_batch, at_once = microbatch(s->config);
+    DT_TRY(count_valid(s, position, valid));
+    dt_model_set_loss(s->model, *valid, s->config->loss_chunk);
+    *loss = 0;
+    for (int64_t lo = 0; lo < samples; lo += at_once) {
+        micro m = {0};
+        dt_status st = forward(s, position, lo, lo + at_once < samples ? lo + at_once : samples,
+                               no_grad, &m, loss);
+        if (st == DT_OK && !no_grad)
+            st = dt_backward(s->tape, m.logits_or_loss);
+        micro_release(&m);
+        if (st != DT_OK)
+            return dt_error_push(st, __FILE__, __LINE__, __func__);
+    }
+    dt_tape_reset(s->tape, NULL);
+    DT_TRY(sum_loss(s, loss));
+    return DT_OK;
+}
+
+static dt_status gradient_norm(train_session *s, train_result *r)
+{
+    int n = 0;
+    dt_param *const *p = dt_module_params(s->model, &n);
+    const dt_grid *grid = dt_mesh_grid(s->mesh);
+    uint8_t axes[DT_MAX_AXES];
+    for (int a = 0; a < grid->naxes; a++)
+        axes[a] = (uint8_t)a;
+    dt_comm *all = NULL;
+    DT_TRY(dt_mesh_comm(s->mesh, grid->naxes, axes, 0, &all));
+    dt_local *grads = calloc((size_t)n, sizeof *grads);
+    DT_REQUIRE(grads, DT_ERR_NOMEM, "%d gradients", n);
+    for (int i = 0; i < n; i++)
+        grads[i] = *dt_tensor_grad(p[i]->tensor); /* borrowed */
+    const dt_status st = dt_global_norm_sync(n, grads, all, &r->grad_norm, r->param_grad_norm);
+    free(grads);
+    return st;
+}
+
+dt_status train_session_step(train_session *s, train_result *r)
+{
+    const train_config *c = s->config;
+    DT_TRY(all_passes(s, s->position, false, &r->loss, &r->valid));
+    DT_TRY(dt_module_reduce_grads(s->model));
+    DT_TRY(gradient_norm(s, r));
+    if (s->inspect)
+        DT_TRY(s->inspect(s, s->inspect_arg));
+    DT_REQUIRE(isfinite(r->loss) && isfinite(r->grad_norm), DT_ERR_STATE,
+               "step %lld: loss %g, gradient norm %g; nothing was updated", (long long)s->step + 1,
+               r->loss, r->grad_norm);
+    r->lr = dt_schedule_lr(&c->schedule, s->step);
+    r->tokens = c->global_batch * c->seq_len;
+    if (r->valid > 0)
+        DT_TRY(dt_optim_step(s->optim, r->lr, dt_clip_factor(r->grad_norm, c->max_norm)));
+    dt_module_clear_grads(s->model);
+    s->position = dt_dataset_position_next(dt_dataset_length(s->data), s->position, c->global_batch,
+                                           c->seq_len);
+    s->step++;
+    return DT_OK;
+}
+
+dt_status train_session_loss(train_session *s, int64_t position, double *loss_out)
+{
+    int64_t valid = 0;
+    DT_TRY(all_passes(s, position, true, loss_out, &valid));
+    return DT_OK;
+}
+
+dt_status train_session_logits(train_session *s, int64_t position, int64_t n, float *logits)
+{
+    micro m = {0};
+    dt_tape_reset(s->tape, &(dt_tape_options){.no_grad = true});
+    dt_status st = read_samples(s, position, 0, n, &m);
+    if (st == DT_OK) {
+        const dt_values in = {.n = 1, .value = {m.ids}};
+        const dt_values out = dt_module_call(s->model, s->tape, &in);
+        st = dt_tape_status(s->tape);
+        if (st == DT_OK)
+            st = dt_tensor_read_f32_sync(out.value[0], logits);
+    }
+    micro_release(&m);
+    dt_tape_reset(s->tape, NULL);
+    return st;
+}

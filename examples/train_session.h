@@ -1,0 +1,42 @@
+/* examples/train_session.h - a training run of one rank: what it holds and one step of it. The loop around it, with logs, is
+ * examples/train.c; the tests call the same two functions. */
+#pragma once
+
+#include "examples/train_config.h"
+
+typedef struct train_session {
+    const train_config *config;
+    dt_world *world;
+    dt_mesh *mesh;
+    dt_module *model;
+    dt_model_facts facts;
+    dt_optim *optim;
+    dt_dataset *data;
+    dt_tape *tape;
+    int64_t step;           /* finished ones */
+    int64_t position;       /* token where the next batch starts */
+    int32_t *ids, *targets; /* of this rank's part of a microbatch */
+    /* Called with the reduced gradients, before clipping and update; NULL: not. */
+    dt_status (*inspect)(struct train_session *s, void *arg);
+    void *inspect_arg;
+} train_session;
+
+typedef struct train_result {
+    double loss, grad_norm, lr; /* loss before the update, norm before clipping */
+    int64_t tokens, valid;
+    double *param_grad_norm; /* one a parameter, in dt_module_params order; NULL if not wanted */
+} train_result;
+
+/* Collective: all ranks of the world. Errors: anything wrong with the configuration, model, weights or data. */
+dt_status train_session_create(const train_config *config, dt_world *world,
+                               train_session *session_out);
+void train_session_destroy(train_session *s);
+
+/* train_session_step - one optimizer step over the global batch, in microbatches.
+ * Collective. Errors: DT_ERR_STATE when loss or gradients are not finite: nothing was updated. */
+dt_status train_session_step(train_session *s, train_result *result);
+
+/* Data and weights in between: logits [n, seq_len, vocab] of n samples of the data at `position`, on every rank. */
+dt_status train_session_logits(train_session *s, int64_t position, int64_t n, float *logits);
+/* The loss of the batch at `position` without an update. */
+dt_status train_session_loss(train_session *s, int64_t position, double *loss_out);

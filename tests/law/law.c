@@ -1,0 +1,232 @@
+/* tests/law/law.c - see tests/law/law.h. */
+#include "tests/law/law.h"
+
+#include "base/dt_json.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+const char *law_path(const char *golden, const char *file, char buf[1024])
+{
+    const char *root = getenv("DT_GOLDEN");
+    (void)snprintf(buf, 1024, "%s/%s/%s", root ? root : "tests/golden", golden, file);
+    return buf;
+}
+
+/* ---- configuration from expected.json ---- */
+
+typedef struct paths {
+    char config[1024], weights[1024], tokens[1024], labels[1024], expected[1024];
+} paths;
+
+static double number(const json_t *train, const char *key)
+{
+    return json_number_value(json_object_get(train, key));
+}
+
+static dt_status configure(const law_case *c, paths *p, train_config *config)
+{
+    json_t *expected = NULL;
+    DT_TRY(dt_json_load(law_path(c->golden, "expected.json", p->expected), &expected));
+    const json_t *train = json_object_get(expected, "train");
+    const json_t *schedule = json_object_get(train, "lr_schedule");
+    const char *labels = json_string_value(json_object_get(expected, "labels_file"));
+    const char *kind = json_string_value(json_object_get(schedule, "type"));
+    const int64_t steps = (int64_t)number(train, "steps");
+    *config = (train_config){
+        .model_config = law_path(c->golden, "config.json", p->config),
+        .model_init = law_path(c->golden, "model.safetensors", p->weights),
+        .data_path = law_path(c->golden, "tokens.bin", p->tokens),
+        .data_labels = labels ? law_path(c->golden, labels, p->labels) : NULL,
+        .steps = steps,
+        .seq_len = (int64_t)number(train, "seq_len"),
+        .global_batch = (int64_t)number(train, "batch_size"),
+        .micro_batch = c->micro_batch,
+        .max_norm = number(train, "grad_clip"),
+        .adamw = {number(train, "beta1"), number(train, "beta2"), number(train, "eps"),
+                  number(train, "weight_decay")},
+        .schedule = {.lr = number(train, "lr"),
+                     .warmup_steps = (int64_t)number(schedule, "warmup_steps"),
+                     .total_steps = (int64_t)number(schedule, "total_steps"),
+                     .decay = kind && strcmp(kind, "warmup_cosine") == 0 ? DT_DECAY_COSINE
+                                                                         : DT_DECAY_NONE,
+                     .min_ratio = number(schedule, "min_lr_ratio")},
+        .dp_replicate = c->ranks,
+        .dp_shard = 1,
+        .tp = 1,
+        .pp = 1,
+    };
+    json_decref(expected);
+    return DT_OK;
+}
+
+/* ---- one run ---- */
+
+typedef struct job {
+    const law_case *c;
+    train_config config;
+    law_run *run;
+} job;
+
+/* Whole tensors of all parameters' gradients or weights, on rank 0. Collective. */
+static dt_status keep(train_session *s, law_run *run, bool weights)
+{
+    int n = 0;
+    dt_param *const *p = dt_module_params(s->model, &n);
+    const bool mine = dt_world_rank(s->world) == 0;
+    for (int i = 0; i < n; i++) {
+        const int64_t count = dt_shape_count(p[i]->shape);
+        float *host = calloc((size_t)count + 1, sizeof *host);
+        DT_REQUIRE(host, DT_ERR_NOMEM, "%lld numbers", (long long)count);
+        if (weights) {
+            DT_TRY(dt_tensor_read_f32_sync(p[i]->tensor, host));
+        } else {
+            dt_tensor *g = NULL;
+            const dt_local *grad = dt_tensor_grad(p[i]->tensor);
+            DT_TRY(dt_from_array(grad->layout, &grad->array, &g));
+            DT_TRY(dt_tensor_read_f32_sync(g, host));
+            dt_tensor_destroy(&g);
+        }
+        float **slot = weights ? &run->weight[i] : &run->grad[i];
+        if (mine)
+            *slot = host;
+        else
+            free(host);
+    }
+    return DT_OK;
+}
+
+static dt_status keep_gradients(train_session *s, void *arg)
+{
+    job *j = arg;
+    if (s->step == 0)
+        DT_TRY(keep(s, j->run, false));
+    return DT_OK;
+}
+
+static dt_status begin(train_session *s, job *j)
+{
+    int n = 0;
+    dt_param *const *p = dt_module_params(s->model, &n);
+    law_run *run = j->run;
+    const bool mine = dt_world_rank(s->world) == 0;
+    DT_REQUIRE(n <= LAW_MAX_PARAMS && j->c->steps <= LAW_MAX_STEPS, DT_ERR_ARG, "%d parameters", n);
+    const size_t logits = (size_t)(s->config->seq_len * s->facts.vocab * s->config->dp_replicate);
+    float *host = calloc(logits, sizeof *host);
+    DT_REQUIRE(host, DT_ERR_NOMEM, "logits");
+    /* as many samples as ranks, so that each rank has one; sample 0 comes first */
+    const int64_t samples =
+        s->config->dp_replicate < s->config->global_batch ? s->config->dp_replicate : 1;
+    DT_TRY(train_session_logits(s, 0, samples, host));
+    if (!mine) {
+        free(host);
+        return DT_OK;
+    }
+    run->logits = host;
+    run->vocab = s->facts.vocab;
+    run->nparams = n;
+    for (int i = 0; i < n; i++) {
+        run->name[i] = strdup(p[i]->name);
+        run->count[i] = dt_shape_count(p[i]->shape);
+    }
+    return DT_OK;
+}
+
+static dt_status train(dt_world *world, void *arg)
+{
+    job *j = arg;
+    const bool mine = dt_world_rank(world) == 0;
+    law_run *run = j->run;
+    double each[LAW_MAX_PARAMS];
+    train_session s = {0};
+    if (j->c->fault)
+        dt_world_set_fault(world, j->c->fault);
+    DT_TRY(train_session_create(&j->config, world, &s));
+    DT_TRY(begin(&s, j));
+    s.inspect = keep_gradients;
+    s.inspect_arg = j;
+    const int steps = j->c->steps ? j->c->steps : (int)j->config.steps;
+    for (int i = 0; i < steps; i++) {
+        train_result r = {.param_grad_norm = each};
+        dt_world_reset_counts(world);
+        DT_TRY(train_session_step(&s, &r));
+        if (!mine)
+            continue;
+        run->steps = i + 1;
+        run->loss[i] = r.loss;
+        run->norm[i] = r.grad_norm;
+        run->lr[i] = r.lr;
+        run->valid[i] = r.valid;
+        run->all_reduces = dt_world_counts(world).calls[DT_CALL_ALL_REDUCE];
+        if (i == 0)
+            memcpy(run->grad_norm, each, sizeof run->grad_norm);
+    }
+    double loss = 0;
+    DT_TRY(train_session_loss(&s, 0, &loss));
+    if (mine)
+        run->final_loss = loss;
+    DT_TRY(keep(&s, run, true));
+    train_session_destroy(&s);
+    return DT_OK;
+}
+
+dt_status law_train(const law_case *c, law_run *run_out)
+{
+    paths p;
+    law_run run = {0};
+    job j = {.c = c, .run = &run};
+    DT_TRY(configure(c, &p, &j.config));
+    dt_status st = DT_OK;
+    if (c->mpi) {
+        dt_world *world = NULL;
+        DT_TRY(dt_world_create(&(dt_world_options){.backend = DT_BACKEND_MPI}, &world));
+        j.config.dp_replicate = dt_world_size(world);
+        st = train(world, &j);
+        dt_world_destroy(&world);
+    } else {
+        st = dt_world_run_threads(c->ranks, NULL, train, &j);
+    }
+    if (st != DT_OK)
+        law_free(&run);
+    else
+        *run_out = run;
+    return st;
+}
+
+void law_free(law_run *run)
+{
+    for (int i = 0; i < LAW_MAX_PARAMS; i++) {
+        free(run->name[i]);
+        free(run->grad[i]);
+        free(run->weight[i]);
+    }
+    free(run->logits);
+    *run = (law_run){0};
+}
+
+double law_compare(const law_run *a, const law_run *b, bool weights, char where[128])
+{
+    double worst = 0;
+    for (int i = 0; i < b->nparams; i++) {
+        const float *x = weights ? a->weight[i] : a->grad[i],
+                    *y = weights ? b->weight[i] : b->grad[i];
+        const bool key_bias = strstr(b->name[i], "c_attn.bias") != NULL;
+        const int64_t third = b->count[i] / 3;
+        double diff = 0, largest = 0;
+        for (int64_t k = 0; k < b->count[i]; k++) {
+            if (key_bias && k >= third && k < 2 * third)
+                continue; /* its true gradient is 0: only rounding is there to compare */
+            const double d = fabs((double)x[k] - (double)y[k]);
+            diff = d > diff || isnan(d) ? d : diff;
+            largest = fmax(largest, fabs((double)y[k]));
+        }
+        const double relative = diff / (largest > 0 ? largest : 1);
+        if (!(relative <= worst)) {
+            worst = relative;
+            (void)snprintf(where, 128, "%s", b->name[i]);
+        }
+    }
+    return worst;
+}

@@ -1,0 +1,41 @@
+/* tests/law/law.h - trains a golden case on any number of ranks and keeps everything that tests compare. */
+#pragma once
+
+#include "examples/train_session.h"
+
+enum { LAW_MAX_PARAMS = 64, LAW_MAX_STEPS = 64 };
+
+/* What a run gave. Arrays are whole tensors in file order of dt_module_params, f32. */
+typedef struct law_run {
+    int nparams, steps;
+    char *name[LAW_MAX_PARAMS];
+    int64_t count[LAW_MAX_PARAMS];
+    double loss[LAW_MAX_STEPS], norm[LAW_MAX_STEPS], lr[LAW_MAX_STEPS];
+    int64_t valid[LAW_MAX_STEPS];
+    double grad_norm[LAW_MAX_PARAMS]; /* step 0 */
+    float *grad[LAW_MAX_PARAMS];      /* step 0, reduced, before clipping */
+    float *weight[LAW_MAX_PARAMS];    /* after the last step */
+    double final_loss;                /* of step 0's batch, after the last step */
+    float *logits;                    /* sample 0 of step 0, initial weights: [seq_len, vocab] */
+    int64_t vocab;
+    int64_t all_reduces; /* of the last step: gradients' only */
+} law_run;
+
+/* Which run. */
+typedef struct law_case {
+    const char *golden;            /* folder below tests/golden */
+    int ranks, micro_batch, steps; /* steps 0: all that expected.json has */
+    bool mpi;                      /* ranks are those of the MPI world, not threads */
+    const char *fault;             /* DT_FAULT of the world; NULL: none */
+} law_case;
+
+/* Run on every rank; rank 0's results. Errors as dt_status, with trace. */
+dt_status law_train(const law_case *c, law_run *run_out);
+void law_free(law_run *run);
+
+/* Where the golden folders are: environment DT_GOLDEN, or tests/golden. */
+const char *law_path(const char *golden, const char *file, char buf[1024]);
+
+/* Largest |a - b| / max |b| over the tensors of `which` ("grad" or "weight"), and where. Leaves out parameters whose true
+ * gradient is zero in part (GPT-2's key bias), if skip_key_bias. */
+double law_compare(const law_run *a, const law_run *b, bool weights, char where[128]);
