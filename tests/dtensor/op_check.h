@@ -1,7 +1,7 @@
 /* tests/dtensor/op_check.h - what every op must pass, in one call: op_check(&(op_check_spec){...}).
  *
  *   1. On one rank in f64: outputs equal plain loops (`naive`), gradients of every float operand by the tape equal
- *      central finite differences.
+ *      central finite differences, also when one operand alone wants its gradient.
  *   2. On an axis of 2, an axis of 4 and a 2 x 2 mesh: the op is called with every placement of every operand out of
  *      {R, S(d), P}; dims split by both axes in both orders. Where it accepts, gathered outputs and gathered gradients
  *      equal those of one rank (1e-10), for a gradient of the output that is R and one that is P where the output is R,

@@ -1,6 +1,7 @@
 /* tests/dtensor/test_ops_shape.c - changes of type and shape: cast, rearrange, split, concat, slice, select.
  * Expected counts of accepted rows: tests/dtensor/RULES.txt. */
 #include "array/dt_kernels.h"
+#include "dtensor/ops/ops_internal.h"
 #include "tests/dtensor/op_check.h"
 
 #include <string.h>
@@ -471,6 +472,17 @@ START_TEST(refusals_name_what_is_sharded)
 }
 END_TEST
 
+START_TEST(ops_pass_the_check_of_registration)
+{
+    const dt_op *const ops[] = {&dt_op_linear, &dt_op_linear_in_out, &dt_op_matmul, &dt_op_add,
+                                &dt_op_mul,    &dt_op_product,       &dt_op_sum,    &dt_op_scale,
+                                &dt_op_cast,   &dt_op_rearrange,     &dt_op_split,  &dt_op_concat,
+                                &dt_op_slice,  &dt_op_select};
+    for (int i = 0; i < DT_COUNT(ops); i++)
+        ck_ok(dt_op_register(ops[i]));
+}
+END_TEST
+
 /* Above the size where threads start: the same bits from 1 and 3 threads. */
 static dt_status large(dt_mesh *mesh, dt_tape *tape, float *total)
 {
@@ -522,6 +534,7 @@ int main(void)
     tcase_add_test(c, gradients_that_are_missing_or_shared);
     tcase_add_test(c, errors_say_what_is_wrong);
     tcase_add_test(c, refusals_name_what_is_sharded);
+    tcase_add_test(c, ops_pass_the_check_of_registration);
     tcase_add_test(c, threads_do_not_change_bits);
     suite_add_tcase(suite, c);
     return test_main(suite);
