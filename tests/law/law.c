@@ -58,6 +58,8 @@ static dt_status configure(const law_case *c, paths *p, train_config *config)
         .tp = 1,
         .pp = 1,
     };
+    if (c->eps > 0)
+        config->adamw.eps = c->eps;
     json_decref(expected);
     return DT_OK;
 }

@@ -27,6 +27,7 @@ typedef struct law_case {
     int ranks, micro_batch, steps; /* steps 0: all that expected.json has */
     bool mpi;                      /* ranks are those of the MPI world, not threads */
     const char *fault;             /* DT_FAULT of the world; NULL: none */
+    double eps;                    /* of AdamW; 0: the case's */
 } law_case;
 
 /* Run on every rank; rank 0's results. Errors as dt_status, with trace. */
