@@ -90,10 +90,10 @@ void dt_memory_print(const dt_heap *heap, void (*print)(void *arg, const char *l
 typedef struct dt_curve {
     const char *title, *x_label, *y_label;
     int64_t n;
-    const double *x, *y; /* x ascending; points that are not finite are left out */
+    const double *x, *y; /* x ascending; points that are not finite (or past 1e300) are left out */
 } dt_curve;
 
-/* A plot with axes, ticks and labels; one polyline; no scripts. Written whole, then renamed. Errors: DT_ERR_IO. */
+/* A plot with axes, ticks and labels; one polyline; no scripts. Errors: DT_ERR_IO. */
 DT_NODISCARD dt_status dt_curve_svg(const dt_curve *curve, const char *path);
 /* The same in about 12 lines of text, 72 columns. */
 void dt_curve_print(const dt_curve *curve, void (*print)(void *arg, const char *line), void *arg);

@@ -1,0 +1,111 @@
+/* metrics/flops.c - model FLOPs utilisation: what the model's mathematics needs, over what the
+ * devices could do. */
+#include "array/dt_kernels.h"
+#include "array/dt_matmul.h"
+#include "metrics/dt_metrics.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* Elements of look-up tables below m that are nothing else. */
+static int64_t table_elements(dt_module *m)
+{
+    int64_t count = 0;
+    dt_param *weight = dt_module_param(m, "weight");
+    if (weight && weight->users == 1 && strcmp(dt_module_kind_name(m), "embedding") == 0)
+        count += dt_shape_count(weight->shape);
+    for (int i = 0; i < dt_module_nchildren(m); i++)
+        count += table_elements(dt_module_child(m, i));
+    return count;
+}
+
+int64_t dt_flops_matmul_params(dt_module *model)
+{
+    int n = 0;
+    int64_t count = 0;
+    dt_param *const *p = dt_module_params(model, &n);
+    for (int i = 0; i < n; i++)
+        count += p[i]->file_shape.ndim >= 2 ? dt_shape_count(p[i]->shape) : 0;
+    return count - table_elements(model);
+}
+
+double dt_flops_per_token(const dt_flops *f)
+{
+    const double attention = (double)f->layers * (double)f->heads * (double)f->head_dim * 2 *
+                             (double)f->seq_len; /* q k and p v */
+    return 6 * (double)f->matmul_params + 6 * attention;
+}
+
+double dt_flops_mfu(const dt_flops *flops, double tokens_per_s, double peak_flops)
+{
+    return peak_flops > 0 ? dt_flops_per_token(flops) * tokens_per_s / peak_flops : 0;
+}
+
+const char *dt_flops_print(const dt_flops *f, double peak_flops, char *buf, size_t size_bytes)
+{
+    char flops[DT_METRICS_TEXT], peak[DT_METRICS_TEXT];
+    (void)snprintf(buf, size_bytes,
+                   "mfu = tokens/s * FLOP/token / peak; FLOP/token = 6 * N_matmul + 6 * layers * "
+                   "heads * head_dim * 2 * seq_len = 6 * %lld + 6 * %lld * %lld * %lld * 2 * %lld "
+                   "= %sFLOP; peak = %sFLOP/s",
+                   (long long)f->matmul_params, (long long)f->layers, (long long)f->heads,
+                   (long long)f->head_dim, (long long)f->seq_len,
+                   dt_metrics_count(dt_flops_per_token(f), flops),
+                   dt_metrics_count(peak_flops, peak));
+    return buf;
+}
+
+static double now(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* FLOP/s of the best of RUNS products, after one that does not count. */
+static dt_status measure(double *flops_out)
+{
+    enum { SIZE = 512, RUNS = 8 };
+    float *abc = malloc(sizeof *abc * SIZE * SIZE * 3);
+    DT_REQUIRE(abc, DT_ERR_NOMEM, "measuring the peak");
+    for (int i = 0; i < SIZE * SIZE * 2; i++)
+        abc[i] = (float)(i % 7) - 3;
+    const dt_matmul_args args = {.dtype = DT_F32,
+                                 .dtype_c = DT_F32,
+                                 .batch = 1,
+                                 .m = SIZE,
+                                 .n = SIZE,
+                                 .k = SIZE,
+                                 .a = abc,
+                                 .b = abc + SIZE * SIZE,
+                                 .c = abc + SIZE * SIZE * 2,
+                                 .alpha = 1};
+    double best_s = 0;
+    dt_status st = DT_OK;
+    for (int run = 0; run <= RUNS && st == DT_OK; run++) {
+        const double start = now();
+        st = dt_matmul_run(&args);
+        const double took = now() - start;
+        if (run > 0 && (best_s <= 0 || took < best_s))
+            best_s = took;
+    }
+    free(abc);
+    *flops_out = best_s > 0 ? 2.0 * SIZE * SIZE * SIZE / best_s : 0;
+    return st;
+}
+
+dt_status dt_peak_flops_sync(dt_comm *comm, double per_rank, double *peak_out)
+{
+    if (per_rank > 0) {
+        *peak_out = per_rank * dt_comm_size(comm);
+        return DT_OK;
+    }
+    double start = 0, peak = 0;
+    DT_TRY(dt_all_reduce_f64_sync(comm, &start, 1, DT_REDUCE_SUM)); /* all start together */
+    DT_TRY(measure(&peak));
+    DT_TRY(dt_all_reduce_f64_sync(comm, &peak, 1, DT_REDUCE_SUM));
+    *peak_out = peak;
+    return DT_OK;
+}
