@@ -38,7 +38,8 @@ typedef struct dt_param {
     dt_init init;
     bool frozen;              /* no gradient, no update */
     const dt_layout *layout;  /* where it rests; NULL: R on the mesh of materialize */
-    dt_tensor *tensor;        /* a leaf, once materialized; what ops see */
+    dt_tensor *tensor;        /* a leaf, once materialized, placed as `layout`: what the optimizer updates */
+    dt_tensor *use;           /* what ops see, where that is another: fully_shard's gathered one; NULL: `tensor` */
     int users;                /* modules that hold it: 2 when tied */
 } dt_param;
 

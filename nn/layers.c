@@ -11,7 +11,7 @@ static dt_values one(dt_tensor *x)
 static dt_tensor *weight(dt_module *m, const char *name)
 {
     const dt_param *p = dt_module_param(m, name);
-    return p ? p->tensor : NULL;
+    return !p ? NULL : p->use ? p->use : p->tensor;
 }
 
 /* ---- group ---- */
