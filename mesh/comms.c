@@ -43,6 +43,13 @@ static dt_status create_comm(dt_mesh *mesh, int naxes, const uint8_t *axis, int 
     const dt_status st = dt_comm_create(mesh->world, ranks, size, channel, comm_out);
     free(ranks);
     DT_TRY(st);
+    char axes[DT_MAX_AXES * DT_NAME_SIZE] = "";
+    for (int i = 0; i < naxes; i++) {
+        const size_t used = strlen(axes);
+        (void)snprintf(axes + used, sizeof axes - used, "%s%s", i ? "," : "",
+                       mesh->grid.name[axis[i]]);
+    }
+    dt_comm_set_axes(*comm_out, axes);
     return DT_OK;
 }
 
