@@ -7,6 +7,7 @@
  * Read before: mesh/mesh.c. */
 #include "mesh/mesh_internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
