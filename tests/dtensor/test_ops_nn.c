@@ -157,7 +157,7 @@ START_TEST(test_attention_one_head_a_group)
         .name = "attention",
         .call = attention,
         .nin = 3,
-        .shape = {DT_SHAPE(2, 3, 5, 2), DT_SHAPE(2, 3, 5, 2), DT_SHAPE(2, 3, 5, 3)},
+        .shape = {DT_SHAPE(2, 3, 3, 2), DT_SHAPE(2, 3, 3, 2), DT_SHAPE(2, 3, 3, 3)},
         .accept = 7,
         .accept_2x2 = 48});
 }
