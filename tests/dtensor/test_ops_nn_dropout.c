@@ -1,0 +1,171 @@
+/* tests/dtensor/test_ops_nn_dropout.c - dropout: the same bits on every mesh, for every split into
+ * microbatches and in a replay; others for another call, step, seed or module. */
+#include "dtensor/ops/dt_ops.h"
+#include "tests/harness.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { BATCH = 5, SEQ = 6, WIDTH = 7, COUNT = BATCH * SEQ * WIDTH };
+
+static const dt_tape_options options = {.seed = 11, .step = 3, .first_sample = 40};
+static const double p_drop = 0.25;
+
+/* Leaf of ones; dropout in module "block"; result and gradient of a sum of ones. */
+static dt_status run(dt_mesh *mesh, const char *text, int64_t first, int64_t samples, float *y_out,
+                     float *dx_out)
+{
+    dt_tape_options o = options;
+    o.first_sample += first;
+    float ones[COUNT];
+    for (int i = 0; i < COUNT; i++)
+        ones[i] = 1;
+    dt_tape *tape;
+    dt_tensor *x, *g;
+    const dt_layout *layout;
+    DT_TRY(dt_tape_create(mesh, &o, &tape));
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(samples, SEQ, WIDTH), text, &layout));
+    DT_TRY(dt_distribute(layout, DT_F32, ones, &x));
+    dt_tensor_set_requires_grad(x, true);
+    dt_tape_enter(tape, "block");
+    dt_tensor *y = dt_dropout(tape, x, p_drop);
+    dt_tape_leave(tape);
+    const dt_local one = {layout, *dt_tensor_local(x)};
+    DT_TRY(dt_backward_from(tape, 1, &y, &one));
+    TEST_THAT(dt_tape_saved_bytes(tape) == 0, "saves a mask");
+    DT_TRY(dt_tensor_read_f32_sync(y, y_out));
+    DT_TRY(dt_from_array(dt_tensor_grad(x)->layout, &dt_tensor_grad(x)->array, &g));
+    DT_TRY(dt_tensor_read_f32_sync(g, dx_out));
+    dt_tensor_destroy(&g);
+    dt_tensor_destroy(&x);
+    dt_tape_destroy(&tape);
+    return DT_OK;
+}
+
+typedef struct mesh_case {
+    dt_axis axes[3];
+    const char *text;
+    float want[COUNT];
+} mesh_case;
+
+static dt_status mesh_body(dt_world *world, void *arg)
+{
+    mesh_case *c = arg;
+    dt_mesh *mesh;
+    dt_mesh_options o = {0};
+    float y[COUNT], dx[COUNT];
+    memcpy(o.axes, c->axes, sizeof c->axes);
+    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &o, &mesh));
+    DT_TRY(run(mesh, c->text, 0, BATCH, y, dx));
+    TEST_THAT(!memcmp(y, c->want, sizeof y), "%s: other bits", c->text);
+    TEST_THAT(!memcmp(dx, c->want, sizeof dx), "%s: backward uses another mask", c->text);
+    /* In two microbatches. */
+    DT_TRY(run(mesh, c->text, 0, 2, y, dx));
+    DT_TRY(run(mesh, c->text, 2, BATCH - 2, y + 2 * SEQ * WIDTH, dx));
+    TEST_THAT(!memcmp(y, c->want, sizeof y), "%s: other bits in microbatches", c->text);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+static dt_status one_rank_body(dt_world *world, void *arg)
+{
+    mesh_case *c = arg;
+    dt_mesh *mesh;
+    float dx[COUNT];
+    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"dp", 1}}},
+                          &mesh));
+    DT_TRY(run(mesh, "", 0, BATCH, c->want, dx));
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(test_every_mesh)
+{
+    static mesh_case cases[] = {{.axes = {{"dp", 2}}, .text = "S(0)@dp"},
+                                {.axes = {{"dp", 3}}, .text = "S(0)@dp"},
+                                {.axes = {{"tp", 4}}, .text = "S(1)@tp"},
+                                {.axes = {{"tp", 4}}, .text = "S(2)@tp"},
+                                {.axes = {{"tp", 2}}, .text = ""},
+                                {.axes = {{"dp", 2}, {"tp", 2}}, .text = "S(0)@dp, S(2)@tp"},
+                                {.axes = {{"dp", 2}, {"tp", 2}}, .text = "S(1)@tp>dp"}};
+    static mesh_case one;
+    test_ranks(1, one_rank_body, &one);
+    int zeros = 0;
+    for (int i = 0; i < COUNT; i++) {
+        ck_assert(one.want[i] == 0 || one.want[i] == (float)(1 / (1 - p_drop)));
+        zeros += one.want[i] == 0;
+    }
+    ck_assert_int_gt(zeros, COUNT / 6);
+    ck_assert_int_lt(zeros, COUNT / 3);
+    for (int i = 0; i < DT_COUNT(cases); i++) {
+        memcpy(cases[i].want, one.want, sizeof one.want);
+        test_ranks(cases[i].axes[0].size * (cases[i].axes[1].name ? cases[i].axes[1].size : 1),
+                   mesh_body, &cases[i]);
+    }
+}
+END_TEST
+
+/* y of one dropout on a fresh tape; `skip` dropouts before it in the same call. */
+static dt_status draw(dt_mesh *mesh, const dt_tape_options *o, const char *path, int skip, double p,
+                      float *out)
+{
+    dt_tape *tape;
+    dt_tensor *x;
+    const dt_layout *layout;
+    DT_TRY(dt_tape_create(mesh, o, &tape));
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(COUNT), "", &layout));
+    DT_TRY(dt_full_value(layout, DT_F32, 1, &x));
+    dt_tape_enter(tape, path);
+    for (int i = 0; i < skip; i++)
+        (void)dt_dropout(tape, x, 0.5);
+    dt_tensor *y = dt_dropout(tape, x, p);
+    DT_TRY(dt_tape_status(tape));
+    TEST_THAT((p == 0) == (y == x), "p = 0 is x itself");
+    memcpy(out, dt_array_data(dt_tensor_local(y)), COUNT * sizeof *out);
+    dt_tape_leave(tape);
+    dt_tensor_destroy(&x);
+    dt_tape_destroy(&tape);
+    return DT_OK;
+}
+
+static dt_status key_body(dt_world *world, void *arg)
+{
+    (void)arg;
+    dt_mesh *mesh;
+    float first[COUNT], other[COUNT];
+    dt_tape_options seed = options, step = options;
+    seed.seed++;
+    step.step++;
+    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"dp", 1}}},
+                          &mesh));
+    DT_TRY(draw(mesh, &options, "a", 0, 0.5, first));
+    DT_TRY(draw(mesh, &options, "a", 0, 0.5, other));
+    TEST_THAT(!memcmp(first, other, sizeof first), "a replay differs");
+    DT_TRY(draw(mesh, &options, "b", 0, 0.5, other));
+    TEST_THAT(memcmp(first, other, sizeof first), "another module, same bits");
+    DT_TRY(draw(mesh, &options, "a", 1, 0.5, other));
+    TEST_THAT(memcmp(first, other, sizeof first), "another call, same bits");
+    DT_TRY(draw(mesh, &seed, "a", 0, 0.5, other));
+    TEST_THAT(memcmp(first, other, sizeof first), "another seed, same bits");
+    DT_TRY(draw(mesh, &step, "a", 0, 0.5, other));
+    TEST_THAT(memcmp(first, other, sizeof first), "another step, same bits");
+    DT_TRY(draw(mesh, &options, "a", 0, 0, other));
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(test_keys)
+{
+    test_ranks(1, key_body, NULL);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("dropout");
+    TCase *tc = tcase_create("dropout");
+    tcase_add_test(tc, test_every_mesh);
+    tcase_add_test(tc, test_keys);
+    suite_add_tcase(suite, tc);
+    return test_main(suite);
+}
