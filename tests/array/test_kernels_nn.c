@@ -1,0 +1,41 @@
+/* tests/array/test_kernels_nn.c - the exponential of f32 kernels against libm's in f64. What kernels
+ * compute is tested through the ops (tests/dtensor/test_ops_*.c). */
+#include "array/exp_internal.h"
+#include "tests/harness.h"
+
+#include <float.h>
+
+START_TEST(test_exp_is_accurate)
+{
+    double worst = 0;
+    for (int i = -1040000; i <= 887000; i++) {
+        const float x = (float)i * 1e-4f;
+        const double want = exp((double)x);
+        const double half = fmax(want * (double)FLT_EPSILON / 2, 0x1p-149); /* an ulp, at least half */
+        worst = fmax(worst, fabs((double)dt_exp_f32(x) - want) / half);
+    }
+    ck_assert_msg(worst <= 2, "%g half ulps", worst);
+}
+END_TEST
+
+START_TEST(test_exp_at_the_ends)
+{
+    ck_assert(dt_exp_f32(0) == 1);
+    ck_assert(dt_exp_f32(-INFINITY) == 0);
+    ck_assert(dt_exp_f32(-1e30f) == 0);
+    ck_assert(isinf(dt_exp_f32(INFINITY)));
+    ck_assert(isinf(dt_exp_f32(88.8f)));
+    ck_assert(isnan(dt_exp_f32(NAN)));
+    ck_assert(dt_exp_f32(-100) > 0); /* subnormal */
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("kernels of neural network ops");
+    TCase *tc = tcase_create("exp");
+    tcase_add_test(tc, test_exp_is_accurate);
+    tcase_add_test(tc, test_exp_at_the_ends);
+    suite_add_tcase(suite, tc);
+    return test_main(suite);
+}
