@@ -1,7 +1,9 @@
-/* dtensor/ops/add.c - y = a + b, element by element; the operand with fewer dims is repeated along leading dims.
+/* dtensor/ops/add.c - y = a + b, element by element; the operand with fewer dims is repeated along
+ * leading dims.
  *
  * forward    y = a + b
- * backward   da = dy, db = dy, each summed over the leading dims it lacks; of a full-sized operand it is dy itself
+ * backward   da = dy, db = dy, each summed over the leading dims it lacks; of a full-sized operand
+ *            it is dy itself
  * rule       "...+...->...", linear in both: P + R makes the R operand P */
 #include "dtensor/ops/ops_internal.h"
 

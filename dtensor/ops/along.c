@@ -1,4 +1,5 @@
-/* dtensor/ops/along.c - what split, concat, slice and select have in common: their rule, and keys of attributes. */
+/* dtensor/ops/along.c - what split, concat, slice and select have in common: their rule, and keys
+ * of attributes. */
 #include "dtensor/ops/ops_internal.h"
 
 dt_status dti_rule_along(dt_rule *r, int dim, bool keep)

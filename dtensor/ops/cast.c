@@ -2,7 +2,8 @@
  *
  * forward    y = x rounded to the type
  * backward   dx = dy rounded back to x's type
- * rule       "...->..."; P passes only if asked, since the sum would then be taken in the new type */
+ * rule       "...->..."; P passes only if asked, since the sum would then be taken in the new type
+ *            */
 #include "dtensor/ops/ops_internal.h"
 
 typedef struct cast_attr {

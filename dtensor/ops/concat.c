@@ -2,8 +2,8 @@
  *
  * forward    y = x_0, x_1, ... one after the other along dim
  * backward   dx_i = its elements of dy
- * rule       "abC+abC->abC" (sizes of C may differ): the dim may not be sharded, all else passes; linear, and where
- *            one operand is P the R ones become P */
+ * rule       "abC+abC->abC" (sizes of C may differ): the dim may not be sharded, all else passes;
+ *            linear, and where one operand is P the R ones become P */
 #include "dtensor/ops/ops_internal.h"
 
 static uint64_t key(const void *attr)

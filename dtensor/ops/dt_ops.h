@@ -31,7 +31,8 @@ dt_tensor *dt_scale(dt_tape *t, dt_tensor *x, double factor);
 
 /* P passes a cast only if `allow_partial`: the later sum would happen in the new type. */
 dt_tensor *dt_cast(dt_tape *t, dt_tensor *x, dt_dtype dtype, bool allow_partial);
-/* dt_rearrange(t, x, "b s (h d) -> b h s d", "h=8"): einops style; sizes as "name=value" words, inferred where possible.
+/* dt_rearrange(t, x, "b s (h d) -> b h s d", "h=8"): einops style; sizes as "name=value" words, inferred where possible;
+ * "1" or "()" is a dim of size 1.
  * The outermost letter of a group may be sharded if every rank's bounds agree. Copies. */
 dt_tensor *dt_rearrange(dt_tape *t, dt_tensor *x, const char *pattern, const char *sizes);
 /* Split dim into n outputs of the given sizes; join along dim; elements [lo, hi) of dim; index i of dim (dim goes).

@@ -1,9 +1,11 @@
 /* dtensor/ops/linear.c - y = x w^T + b, and y = x w + b for weights stored [in, out].
  *
- * forward    y[r, n] = sum over k of x[r, k] w[n, k] + b[n]; y starts as b, the product is added to it and rounded once
+ * forward    y[r, n] = sum over k of x[r, k] w[n, k] + b[n]; y starts as b, the product is added to
+ *            it and rounded once
  * backward   dx = dy w, dw = dy^T x, db = sum of dy's rows (in f64, in order)
- * rule       "...k,nk+n->...n"; "...k,kn+n->...n", or with n = (c, n) or (c, h, d). Linear in every operand.
- *            Column parallel: w S(n), x R: y S, dx P. Row parallel: x and w S(k): y P, b added once.
+ * rule       "...k,nk+n->...n"; "...k,kn+n->...n", or with n = (c, n) or (c, h, d). Linear in every
+ *            operand. Column parallel: w S(n), x R: y S, dx P. Row parallel: x and w S(k): y P, b
+ *            added once.
  * bf16 and f16 go to the product as they are. */
 #include "array/dt_matmul.h"
 #include "dtensor/ops/ops_internal.h"

@@ -1,6 +1,7 @@
 /* dtensor/ops/matmul.c - batched matrix products.
  *
- * forward    y[..., m, n] = sum over k of a[..., m, k] b[..., k, n]; either may lack leading dims and is then repeated
+ * forward    y[..., m, n] = sum over k of a[..., m, k] b[..., k, n]; either may lack leading dims
+ *            and is then repeated
  * backward   da = dy b^T, db = a^T dy, each summed over the leading dims it lacks
  * rule       "...mk,...kn->...mn", linear in each operand */
 #include "array/dt_matmul.h"
@@ -11,14 +12,16 @@ static int64_t matrices(dt_shape s)
     return dt_shape_outer(s, s.ndim - 2);
 }
 
-/* Numbers from one outer batch to the next; 0 for the array that lacks the outer dims and is used again. */
+/* Numbers from one outer batch to the next; 0 for the array that lacks the outer dims and is used
+ * again. */
 static int64_t outer_step(const dt_array *x, int ndim, int64_t outer)
 {
     return x->shape.ndim < ndim || outer == 0 ? 0 : dt_array_count(x) / outer;
 }
 
-/* z = op(x) op(y), op being ^T where asked. Of the three arrays at most one lacks leading dims: the dims it has are the
- * inner batch, which one call of the product does; the outer ones repeat it, or are summed over if it is z. */
+/* z = op(x) op(y), op being ^T where asked. Of the three arrays at most one lacks leading dims: the
+ * dims it has are the inner batch, which one call of the product does; the outer ones repeat it, or
+ * are summed over if it is z. */
 static dt_status multiply(const dt_array *x, bool trans_x, const dt_array *y, bool trans_y,
                           dt_array *z)
 {

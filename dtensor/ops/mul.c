@@ -1,4 +1,5 @@
-/* dtensor/ops/mul.c - y = a * b, element by element; the operand with fewer dims is repeated along leading dims.
+/* dtensor/ops/mul.c - y = a * b, element by element; the operand with fewer dims is repeated along
+ * leading dims.
  *
  * forward    y = a * b
  * backward   da = dy * b, db = dy * a, each summed over the leading dims it lacks

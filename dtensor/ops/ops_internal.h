@@ -1,4 +1,5 @@
-/* dtensor/ops/ops_internal.h - what the files of ops share: the ops themselves, and small helpers. */
+/* dtensor/ops/ops_internal.h - what the files of ops share: the ops themselves, and small helpers.
+ * */
 #pragma once
 
 #include "array/dt_kernels_math.h"
@@ -19,8 +20,8 @@ static inline const dt_math_kernels *dti_math(const dt_op_call *c)
     return dt_math_kernels_of(dt_heap_device(dt_op_heap(c)).kind);
 }
 
-/* dti_rule_along - the rule of ops that cut or join along `dim`: it may not be sharded, all else passes, P too. Terms are
- * added ("abC+abD->abC"), sizes along dim need not agree.
+/* dti_rule_along - the rule of ops that cut or join along `dim`: it may not be sharded, all else
+ * passes, P too. Terms are added ("abC+abD->abC"), sizes along dim need not agree.
  *   in   keep   the output has the dim, of size 1 for now; else it lacks it
  *   out  r->out[0], r->zeroed */
 DT_NODISCARD dt_status dti_rule_along(dt_rule *r, int dim, bool keep);

@@ -1,8 +1,10 @@
-/* dtensor/ops/product.c - any sum of products in letters: the whole rule language as one op, in plain loops.
+/* dtensor/ops/product.c - any sum of products in letters: the whole rule language as one op, in
+ * plain loops.
  *
- * forward    y[out letters] = sum over terms of the sum over the term's other letters of the product of its operands
- * backward   the gradient of an operand is again a product: of dy and the other operands of its term, summed over the
- *            letters that it lacks, repeated over those that only it has
+ * forward    y[out letters] = sum over terms of the sum over the term's other letters of the
+ *            product of its operands
+ * backward   the gradient of an operand is again a product: of dy and the other operands of its
+ *            term, summed over the letters that it lacks, repeated over those that only it has
  * rule       the spec itself, linear in every operand */
 #include "dtensor/dtensor_internal.h"
 #include "dtensor/ops/ops_internal.h"

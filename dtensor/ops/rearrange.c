@@ -1,12 +1,15 @@
 /* dtensor/ops/rearrange.c - split, permute and merge dims by a pattern: "b s (h d) -> b h s d".
  *
- * forward    y = x with its letters in another order; a copy in runs as long as the pattern leaves neighbours
+ * forward    y = x with its letters in another order; a copy in runs as long as the pattern leaves
+ *            neighbours
  * backward   the same, backwards
- * rule       linear, P passes. Only the outermost letter of a group may be sharded, by the same axes on both sides, and
- *            on every rank the bounds of the dim must be whole numbers of that letter: the bounds the letter itself has.
- *                (h d), h = 6, d = 4, on 2 ranks: rank 0 holds [0, 12) of 24 = heads [0, 3): legal
- *                                     on 4 ranks: rank 0 holds [0, 6): one and a half heads: refused
- * Read next: dtensor/ops/rearrange_pattern.c. Source: einops (Rogozhnikov, ICLR 2022) for the notation. */
+ * rule       linear, P passes. Only the outermost letter of a group may be sharded, by the same
+ *            axes on both sides, and on every rank the bounds of the dim must be whole numbers of
+ *            that letter: the bounds the letter itself has.
+ *                (h d), h = 6, d = 4: 2 ranks: rank 0 holds [0, 12) of 24 = heads [0, 3): legal
+ *                                     4 ranks: rank 0 holds [0, 6), one and a half heads: refused
+ * Read next: dtensor/ops/rearrange_pattern.c. Source: einops (Rogozhnikov, ICLR 2022) for the
+ * notation. */
 #include "dtensor/ops/rearrange_internal.h"
 
 #include <string.h>
@@ -105,7 +108,8 @@ static uint64_t key(const void *attr)
 
 /* ---- copy ---- */
 
-/* dst's letters in the order of side `to`, src's in that of `from`. `left` is x's or dx's local shape. */
+/* dst's letters in the order of side `to`, src's in that of `from`. `left` is x's or dx's local
+ * shape. */
 static dt_status permute(const dt_op_call *c, dt_shape left, const dti_side *from,
                          const dti_side *to, const dt_array *src, dt_array *dst)
 {

@@ -1,7 +1,7 @@
 /* dtensor/ops/rearrange_internal.h - a pattern such as "b s (h d) -> b h s d", parsed.
  *
- * A group is what makes one dim: a letter, several in parentheses (the first is the outermost), or none ("1", "()": size 1).
- * Letters are numbered as they come on the left:
+ * A group is what makes one dim: a letter, several in parentheses (the first is the outermost), or
+ * none ("1", "()": size 1). Letters are numbered as they come on the left:
  *     left   [b 0] [s 1] [h 2, d 3]       right   [0] [2] [1] [3] */
 #pragma once
 

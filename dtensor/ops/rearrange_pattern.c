@@ -1,4 +1,5 @@
-/* dtensor/ops/rearrange_pattern.c - reads patterns of rearrange. Read first: dtensor/ops/rearrange_internal.h. */
+/* dtensor/ops/rearrange_pattern.c - reads patterns of rearrange. Read first:
+ * dtensor/ops/rearrange_internal.h. */
 #include "dtensor/ops/rearrange_internal.h"
 
 #include <ctype.h>
@@ -73,11 +74,13 @@ static dt_status parse_side(dti_pattern *p, names *all, const char *from, const 
             c++;
             continue;
         }
-        DT_REQUIRE(length > 0 || *c == (inside ? ')' : '('), DT_ERR_ARG,
+        const bool one = length == 1 && *c == '1';
+        const bool name = length > 0 && !isdigit((unsigned char)*c);
+        DT_REQUIRE(one || name || *c == (inside ? ')' : '('), DT_ERR_ARG,
                    "rearrange %s: unexpected '%c' at %d", p->text, *c, (int)(c - p->text));
         if (length == 0)
             inside = !inside;
-        else if (length != 1 || *c != '1')
+        else if (!one)
             DT_TRY(add_letter(p, all, side, c, length));
         if (!inside)
             DT_TRY(close_group(p, side));

@@ -38,7 +38,8 @@ static dt_status infer_select(dt_rule *r)
     return infer(r, false);
 }
 
-/* y's elements are the block of x at lo along the dim; y's shape there is [lo, hi), also after select. */
+/* y's elements are the block of x at lo along the dim; y's shape there is [lo, hi), also after
+ * select. */
 static dt_array with_dim(const slice_attr *attr, const dt_array *y, const dt_array *x)
 {
     dt_shape s = x->shape;

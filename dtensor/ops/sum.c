@@ -1,6 +1,7 @@
 /* dtensor/ops/sum.c - the sum over some dims, which go.
  *
- * forward    y[kept] = sum over the others of x; neighbouring summed dims at a time, last ones first, in f64
+ * forward    y[kept] = sum over the others of x; neighbouring summed dims at a time, last ones
+ *            first, in f64
  * backward   dx[...] = dy[kept]
  * rule       a letter a dim, such as "abc->b", linear: a summed sharded dim gives P */
 #include "dtensor/ops/ops_internal.h"

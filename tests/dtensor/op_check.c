@@ -1,4 +1,5 @@
-/* tests/dtensor/op_check.c - operands, comparisons, and gradients against finite differences on one rank.
+/* tests/dtensor/op_check.c - operands, comparisons, and gradients against finite differences on one
+ * rank.
  * Read next: tests/dtensor/op_sweep.c. */
 #include "tests/dtensor/op_check_internal.h"
 
@@ -54,7 +55,8 @@ static int partial_corner(const dt_layout *layout, const int *coord, int *ncorne
     return corner;
 }
 
-/* The local array of operand i (or OP_DOUT + o) under an interned layout. Ranks that differ only on R axes hold equal parts. */
+/* The local array of operand i (or OP_DOUT + o) under an interned layout. Ranks that differ only on
+ * R axes hold equal parts. */
 static dt_status make_local(const op_check_spec *spec, int i, const dt_layout *layout,
                             dt_array *out)
 {
@@ -162,7 +164,8 @@ dt_status op_check_run(const op_check_spec *spec, dt_tape *tape, bool no_grad, d
     return dt_tape_status(tape);
 }
 
-/* Backward from gradients of the outputs that are R where they may be, or P where the outputs are R. */
+/* Backward from gradients of the outputs that are R where they may be, or P where the outputs are
+ * R. */
 dt_status op_check_backward(const op_check_spec *spec, dt_tape *tape, bool partial, dt_tensor **out)
 {
     dt_local grads[DT_OP_MAX_OUT] = {{0}};

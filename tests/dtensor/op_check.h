@@ -1,16 +1,17 @@
 /* tests/dtensor/op_check.h - what every op must pass, in one call: op_check(&(op_check_spec){...}).
  *
- *   1. On one rank in f64: outputs equal plain loops (`naive`), gradients of every float operand by the tape equal
- *      central finite differences, also when one operand alone wants its gradient.
- *   2. On an axis of 2, an axis of 4 and a 2 x 2 mesh: the op is called with every placement of every operand out of
- *      {R, S(d), P}; dims split by both axes in both orders. Where it accepts, gathered outputs and gathered gradients
- *      equal those of one rank (1e-10), for a gradient of the output that is R and one that is P where the output is R,
- *      and no byte moves. Where it refuses, the error names the op and an axis. The number of accepted placements is
- *      exactly the expected one, so that a rule can neither lose nor gain a row. On 2 x 2, of the placements with an axis
- *      that is refused alone only every 16th is tried.
+ *   1. On one rank in f64: outputs equal plain loops (`naive`), gradients of every float operand by
+ *      the tape equal central finite differences, also when one operand alone wants its gradient.
+ *   2. On an axis of 2, an axis of 4 and a 2 x 2 mesh: the op is called with every placement of
+ *      every operand out of {R, S(d), P}; dims split by both axes in both orders. Where it accepts, gathered outputs and
+ *      gathered gradients equal those of one rank (1e-10), for a gradient of the output that is R
+ *      and one that is P where the output is R, and no byte moves. Where it refuses, the error
+ *      names the op and an axis. The number of accepted placements is exactly the expected one, so
+ *      that a rule can neither lose nor gain a row. On 2 x 2, of the placements with an axis that
+ *      is refused alone only every 16th is tried.
  *
- * Give sizes that do not divide (5 and 3 on 2 and 4 ranks: uneven and empty parts). Source of the expected counts:
- * tests/dtensor/RULES.txt. */
+ * Give sizes that do not divide (5 and 3 on 2 and 4 ranks: uneven and empty parts). Source of the
+ * expected counts: tests/dtensor/RULES.txt. */
 #pragma once
 
 #include "dtensor/dt_op.h"
@@ -34,8 +35,8 @@ typedef struct op_check_spec {
         [DT_OP_MAX_IN]; /* > 0: an i32 operand of values in [0, below); never P, has no gradient */
     int accept;         /* rows on an axis of 2 */
     int accept_4;       /* on an axis of 4; 0: as `accept` */
-    int accept_2x2; /* on 2 x 2, dims split by both axes outermost first in mesh order; 0: accept^2 */
-    bool communicates; /* moves bytes inside, and may refuse a gradient that is P */
+    int accept_2x2;     /* on 2 x 2, dims split by both axes in mesh order; 0: accept^2 */
+    bool communicates;  /* moves bytes inside, and may refuse a gradient that is P */
 } op_check_spec;
 
 void op_check(const op_check_spec *spec);
@@ -57,10 +58,12 @@ void op_check_rows(const op_check_row *rows, int n);
 
 /* The number that op_check puts at a global index of operand i: in (-1, 1), or an id. */
 double op_check_value(const op_check_spec *spec, int i, int64_t index);
-/* Operand i placed by a layout, f64 or i32: random parts that add up where it is P. Caller destroys it. */
+/* Operand i placed by a layout, f64 or i32: random parts that add up where it is P. Caller destroys
+ * it. */
 dt_status op_check_operand(const op_check_spec *spec, int i, const dt_layout *layout,
                            dt_tensor **out);
 /* The layout is `want` ("[S(0)@tp]"), or an error that says both. */
 dt_status op_check_layout(const dt_layout *got, const char *want);
-/* The gathered tensor equals `want` within tol * max|want|, element by element. f64 tensors; collective. */
+/* The gathered tensor equals `want` within tol * max|want|, element by element. f64 tensors;
+ * collective. */
 dt_status op_check_equal(dt_tensor *x, const double *want, double tol, const char *what);

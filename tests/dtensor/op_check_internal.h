@@ -10,8 +10,7 @@ typedef struct op_reference {
     const op_check_spec *spec;
     double *out[DT_OP_MAX_OUT];
     double *grad[DT_OP_MAX_IN];
-    bool *
-        legal; /* by the operands' placements on one axis: accepted on an axis of 2 (rank 0 there writes) */
+    bool *legal; /* by placements on one axis: accepted on an axis of 2 (rank 0 there writes) */
 } op_reference;
 
 static inline int op_outputs(const op_check_spec *spec)

@@ -41,7 +41,8 @@ static int placements(const op_check_spec *spec, int i)
     return spec->shape[i].ndim + (op_is_float(spec, i) ? 2 : 1);
 }
 
-/* a on axis 0, b on axis 1; flipped: axis 1 is placed first, so that it is outermost in a dim that both split. */
+/* a on axis 0, b on axis 1; flipped: axis 1 is placed first, so that it is outermost in a dim that
+ * both split. */
 static dt_status add_candidate(sweep *s, int i, int a, int b, bool flipped)
 {
     candidates *c = &s->operand[i];

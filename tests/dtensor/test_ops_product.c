@@ -1,5 +1,5 @@
-/* tests/dtensor/test_ops_product.c - sums of products: linear, matmul, add, mul, product, sum, scale.
- * Expected counts of accepted rows: tests/dtensor/RULES.txt. */
+/* tests/dtensor/test_ops_product.c - sums of products: linear, matmul, add, mul, product, sum,
+ * scale. Expected counts of accepted rows: tests/dtensor/RULES.txt. */
 #include "tests/dtensor/op_check.h"
 
 /* ---- linear ---- */
@@ -354,7 +354,8 @@ START_TEST(scale_rows)
 }
 END_TEST
 
-/* ---- placements of results and gradients: O1, O2, O4, O5, O6 of reference/pytorch_map.md 8.3 ---- */
+/* ---- placements of results and gradients: O1, O2, O4, O5, O6 of reference/pytorch_map.md 8.3 ----
+ * */
 
 static void linear_add(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
 {

@@ -1,5 +1,5 @@
-/* tests/dtensor/test_ops_shape.c - changes of type and shape: cast, rearrange, split, concat, slice, select.
- * Expected counts of accepted rows: tests/dtensor/RULES.txt. */
+/* tests/dtensor/test_ops_shape.c - changes of type and shape: cast, rearrange, split, concat,
+ * slice, select. Expected counts of accepted rows: tests/dtensor/RULES.txt. */
 #include "array/dt_kernels.h"
 #include "dtensor/ops/ops_internal.h"
 #include "tests/dtensor/op_check.h"
@@ -66,8 +66,9 @@ static void merge_naive(const double *const *in, double *const *out, const void 
                     out[0][((b * 2 + s) * 5 + h) * 4 + d] = in[0][((b * 5 + h) * 2 + s) * 4 + d];
 }
 
-/* Heads: 5 of 4 elements. An axis of 2 splits 20 elements in 10 + 10, but heads in 3 + 2: refused; an axis of 4 splits them
- * in 5s against 2, 2, 1, 0. Merging does not go through either: the dim of heads may not be sharded. */
+/* Heads: 5 of 4 elements. An axis of 2 splits 20 elements in 10 + 10, but heads in 3 + 2: refused;
+ * an axis of 4 splits them in 5s against 2, 2, 1, 0. Merging does not go through either: the dim of
+ * heads may not be sharded. */
 START_TEST(rearrange_rows_where_heads_do_not_divide)
 {
     const pattern split = {"b s (h d) -> b h s d", "h=5"}, merge = {"b h s d -> b s (h d)", ""};
@@ -88,7 +89,8 @@ START_TEST(rearrange_rows_where_heads_do_not_divide)
 }
 END_TEST
 
-/* 4 heads go on 2, 4 and 2 x 2 ranks; 6 heads on 2 only: on 4, heads are 2, 2, 2, 0 and elements 6 each. */
+/* 4 heads go on 2, 4 and 2 x 2 ranks; 6 heads on 2 only: on 4, heads are 2, 2, 2, 0 and elements 6
+ * each. */
 START_TEST(rearrange_rows_where_heads_divide)
 {
     const pattern split = {"b s (h d) -> b h s d", "d=4"}, merge = {"b h s d -> b s (h d)", NULL};
@@ -143,7 +145,8 @@ static void reshape_23457(dt_tape *t, dt_tensor *const *in, dt_tensor **out, con
     out[0] = dt_rearrange(t, flat, "(x y) (z w) -> x y z w", "y=8 w=5");
 }
 
-/* A view is a rearrange, or two where the old and the new dims have no common pieces; the numbers stay as they lie. */
+/* A view is a rearrange, or two where the old and the new dims have no common pieces; the numbers
+ * stay as they lie. */
 static void same_order(const double *const *in, double *const *out, const void *arg)
 {
     memcpy(out[0], in[0], *(const size_t *)arg * sizeof(double));
@@ -380,9 +383,29 @@ static dt_status other_types(dt_mesh *mesh, dt_tape *tape)
     return DT_OK;
 }
 
+static dt_status arithmetic_of_other_types(dt_mesh *mesh, dt_tape *tape)
+{
+    const double x[6] = {0, 1, 2, 3, 4, 5}, twice[2] = {10, 100}, square[4] = {5, 14, 14, 50};
+    const dt_dtype floats[] = {DT_F32, DT_BF16, DT_F16, DT_F64};
+    for (int d = 0; d < DT_COUNT(floats); d++) {
+        dt_tensor *a;
+        DT_TRY(leaf(mesh, DT_SHAPE(2, 3), floats[d], x, &a));
+        dt_tape_reset(tape, NULL);
+        dt_tensor *dot = dt_product(tape, "ab,ab->a", 2, (dt_tensor *[]){a, a});
+        dt_tensor *sum = dt_sum(tape, dt_mul(tape, a, dt_add(tape, a, a)), 2);
+        dt_tensor *turned = dt_rearrange(tape, a, "a b -> b a", NULL);
+        DT_TRY(holds(dt_tensor_local(dt_scale(tape, dot, 2)), floats[d], 2, twice));
+        DT_TRY(holds(dt_tensor_local(sum), floats[d], 2, twice));
+        DT_TRY(holds(dt_tensor_local(dt_matmul(tape, a, turned)), floats[d], 4, square));
+        dt_tensor_destroy(&a);
+    }
+    return DT_OK;
+}
+
 START_TEST(ops_of_other_types)
 {
     on_ranks(1, other_types);
+    on_ranks(1, arithmetic_of_other_types);
 }
 END_TEST
 
@@ -437,6 +460,7 @@ static dt_status bad_calls(dt_mesh *mesh, dt_tape *tape)
     FAILS(DT_ERR_ARG, "missing on the right", dt_rearrange(tape, a, "a b -> a", NULL));
     FAILS(DT_ERR_ARG, "not closed", dt_rearrange(tape, a, "a b -> (a b", NULL));
     FAILS(DT_ERR_ARG, "unexpected ')'", dt_rearrange(tape, a, "a) b -> a b", NULL));
+    FAILS(DT_ERR_ARG, "unexpected '2'", dt_rearrange(tape, a, "a 2 -> a", NULL));
     FAILS(DT_ERR_ARG, "letter=number", dt_rearrange(tape, a, "(a c) b -> a b c", "c"));
     FAILS(DT_ERR_SHAPE, "unknown size", dt_rearrange(tape, a, "(a c) b -> a b c", NULL));
     FAILS(DT_ERR_SHAPE, "multiple of 4", dt_rearrange(tape, a, "(a c) b -> a b c", "c=4"));
