@@ -5,7 +5,7 @@
  * functions on the same arrays in the same order, hence equal bits. */
 #include "dtensor/tape_internal.h"
 
-#include <string.h>
+#include <stdio.h>
 
 /* ---- adding gradients ---- */
 
@@ -28,6 +28,19 @@ dt_status dti_make_partial(dt_local *x, uint8_t partial, dt_tag tag)
     return DT_OK;
 }
 
+/* A copy of one's own if somebody else holds the bytes. */
+static dt_status own(dt_array *a)
+{
+    if (a->storage->refs == 1)
+        return DT_OK;
+    dt_array mine = {0};
+    DT_TRY(dt_array_create(a->storage->heap, a->dtype, a->shape, DT_TAG_GRADIENT, &mine));
+    dt_array_copy(&mine, a);
+    dt_array_release(a);
+    *a = mine;
+    return DT_OK;
+}
+
 static dt_status add(dt_local *sum, dt_local *g)
 {
     const uint8_t both = sum->layout->partial | g->layout->partial;
@@ -39,14 +52,7 @@ static dt_status add(dt_local *sum, dt_local *g)
     DT_REQUIRE(sum->array.dtype == g->array.dtype, DT_ERR_ARG,
                "gradients of types %s and %s do not add", dt_dtype_name(sum->array.dtype),
                dt_dtype_name(g->array.dtype));
-    if (sum->array.storage->refs > 1) { /* somebody else reads these bytes */
-        dt_array mine = {0};
-        DT_TRY(dt_array_create(sum->array.storage->heap, sum->array.dtype, sum->array.shape,
-                               DT_TAG_GRADIENT, &mine));
-        dt_array_copy(&mine, &sum->array);
-        dt_array_release(&sum->array);
-        sum->array = mine;
-    }
+    DT_TRY(own(&sum->array));
     dt_array_add_into(&sum->array, &g->array);
     return DT_OK;
 }
@@ -114,10 +120,9 @@ static dt_status load(back_call *k, dti_node *n, const dt_layout *dy)
             DT_TRY(widened(n->op, &n->saved_in[i], &c->in[i]));
         if (!(c->need >> i & 1))
             continue;
-        dt_layout arises =
-            n->rule->grad[i]
-                ? *n->rule->grad[i]
-                : dt_rule_grad(n->in[i]->layout, n->rule->zeroed[i], n->rule->out[0], dy);
+        dt_layout arises = n->rule->grad[i] ? *n->rule->grad[i]
+                                            : dt_rule_grad(n->in[i]->layout, n->rule->zeroed[i],
+                                                           n->rule->out[0], dy);
         arises.partial |= n->rule->summed[i];
         DT_TRY(dt_mesh_layout(k->call.mesh, &arises, &k->din_layout[i]));
         const dt_dtype dtype = n->in[i]->local.dtype;
@@ -228,7 +233,7 @@ static uint32_t wanted(const dti_node *n, bool weights)
 static bool has_gradient(const dti_node *n)
 {
     for (int j = 0; j < n->nout; j++) {
-        if (n->out[j]->grad.array.storage)
+        if (n->out[j] && n->out[j]->grad.array.storage)
             return true;
     }
     return false;
@@ -242,6 +247,17 @@ static dt_status visit_marker(dt_tape *t, dti_node *n, dt_walk walk)
         n->reached = true;
     if (n->reached && n->marker)
         DT_TRY(n->marker(t, n->marker_arg, walk));
+    return DT_OK;
+}
+
+/* Whoever owns a leaf may write to its gradient, so it shares its bytes with nobody: not with another leaf's (a + b gives
+ * both the same array), nor with the caller's. */
+static dt_status own_leaf_grads(const dti_node *n, uint32_t need)
+{
+    for (int i = 0; i < n->nin; i++) {
+        if ((need >> i & 1) && !n->in[i]->tape && n->in[i]->grad.array.storage)
+            DT_TRY(own(&n->in[i]->grad.array));
+    }
     return DT_OK;
 }
 
@@ -264,16 +280,41 @@ static dt_status visit(dt_tape *t, dti_node *n, dt_walk walk)
     keep_saved(n, later);
     for (int j = 0; j < n->nout && !later; j++)
         dti_local_release(&n->out[j]->grad);
+    DT_TRY(own_leaf_grads(n, need));
     return DT_OK;
 }
 
 static dt_status walk_tape(dt_tape *t, dt_walk walk)
 {
     for (int64_t i = t->nnodes - 1; i >= 0; i--) {
+        const dti_node *n = t->node[i];
         const dt_status st = visit(t, t->node[i], walk);
-        if (st != DT_OK)
-            return dt_tape_fail(t, dt_error_push(st, __FILE__, __LINE__, t->node[i]->path));
+        if (st == DT_OK)
+            continue;
+        char inner[1500];
+        (void)snprintf(inner, sizeof inner, "%s", dt_error_trace());
+        return dt_tape_fail(t, DT_ERROR(st, "gradients of op %s%s%s at %s: %s", n->name,
+                                        *n->path ? " in " : "", n->path, n->where, inner));
     }
+    return DT_OK;
+}
+
+/* A gradient must live where its output's may: the same shards, and P only where the output is R. */
+static dt_status check_grad(const dt_tensor *y, const dt_local *g, int i)
+{
+    const dt_layout dual = dt_layout_dual(y->layout);
+    dt_layout shards = *g->layout;
+    shards.partial = 0;
+    char a[DT_LAYOUT_TEXT], b[DT_LAYOUT_TEXT];
+    DT_REQUIRE(dt_layout_equal(&shards, &dual) && !(g->layout->partial & y->layout->partial),
+               DT_ERR_PLACEMENT, "output %d is %s, its gradient cannot be %s", i,
+               dt_layout_print(y->layout, a, sizeof a), dt_layout_print(g->layout, b, sizeof b));
+    DT_REQUIRE(dt_shape_equal(g->array.shape, dt_mesh_local(g->layout, NULL)), DT_ERR_SHAPE,
+               "the gradient of output %d has local shape %s, which is not this rank's part of %s",
+               i, dt_shape_print(g->array.shape, a, sizeof a),
+               dt_layout_print(g->layout, b, sizeof b));
+    DT_REQUIRE(g->array.dtype == y->local.dtype, DT_ERR_ARG, "output %d is %s, its gradient %s", i,
+               dt_dtype_name(y->local.dtype), dt_dtype_name(g->array.dtype));
     return DT_OK;
 }
 
@@ -289,6 +330,7 @@ static dt_status seed(dt_tape *t, int n, dt_tensor *const *outputs, const dt_loc
         DT_REQUIRE(outputs[i]->tape == t, DT_ERR_STATE, "output %d is not on this tape", i);
         DT_REQUIRE(outputs[i]->requires_grad, DT_ERR_STATE,
                    "output %d depends on nothing that wants a gradient", i);
+        DT_TRY(check_grad(outputs[i], &grads[i], i));
         dt_local g = {grads[i].layout, dt_array_share(&grads[i].array)};
         DT_TRY(dti_deliver(outputs[i], &g));
     }

@@ -138,7 +138,12 @@ static dt_status declare(const dt_local_map_options *o, int nin, dt_tensor *cons
     DT_REQUIRE(nin >= 1 && nin <= DT_OP_MAX_IN && o->nout >= 1 && o->nout <= DT_OP_MAX_OUT,
                DT_ERR_ARG, "%d inputs (1 to %d) and %d outputs (1 to %d)", nin, DT_OP_MAX_IN,
                o->nout, DT_OP_MAX_OUT);
-    dt_mesh *mesh = dt_layout_mesh(in[0]->layout);
+    dt_mesh *mesh = NULL;
+    for (int i = 0; i < nin; i++) {
+        DT_REQUIRE(in[i], DT_ERR_ARG, "input %d of %d is missing", i, nin);
+        mesh = dt_layout_mesh(in[i]->layout);
+    }
+    DT_REQUIRE(o->forward, DT_ERR_ARG, "a region needs a forward function");
     g->op = (dt_op){.name = o->name ? o->name : "local_map",
                     .nin = nin,
                     .nout = o->nout,
@@ -160,6 +165,13 @@ static dt_status declare(const dt_local_map_options *o, int nin, dt_tensor *cons
             DT_TRY(dt_mesh_layout_text(mesh, shape, o->grad[i], &g->rule.grad[i]));
         else
             DT_TRY(dt_mesh_layout(mesh, &dual, &g->rule.grad[i]));
+        dt_layout shards = *g->rule.grad[i];
+        shards.partial = 0;
+        DT_REQUIRE(dt_layout_equal(&shards, &dual) &&
+                       !(g->rule.grad[i]->partial & in[i]->layout->partial),
+                   DT_ERR_PLACEMENT, "input %d is %s, its gradient cannot be %s", i,
+                   dt_layout_print(in[i]->layout, a, sizeof a),
+                   dt_layout_print(g->rule.grad[i], b, sizeof b));
         for (int k = 0; k < nin; k++)
             g->op.saves[i] |= DT_SAVE_IN(k);
         for (int j = 0; j < o->nout; j++)

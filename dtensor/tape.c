@@ -231,15 +231,16 @@ dt_tensor *dti_fail(dt_tape *t, dt_status st, const char *op, int nin, dt_tensor
 bool dti_usable(dt_tape *t, const char *op, int nin, dt_tensor *const *in)
 {
     const dt_grid *grid = NULL;
+    if (t->status != DT_OK)
+        return false;
     for (int i = 0; i < nin; i++) {
         const dt_tensor *x = in[i];
         if (!x)
             continue;
         const char *wrong = NULL;
         if (x->failed) {
-            wrong = "failed before (its tape has the first error)";
-            if (x->tape == t || !x->tape)
-                return false;
+            wrong = x->tape && x->tape != t ? "failed on another tape, which has the error"
+                                            : "is the failed tensor, though nothing failed";
         } else if (x->dropped) {
             wrong = "was dropped: its scope ended, keep it there";
         } else if (x->tape && x->tape != t) {
@@ -253,7 +254,7 @@ bool dti_usable(dt_tape *t, const char *op, int nin, dt_tensor *const *in)
         }
         grid = x->layout->grid;
     }
-    return t->status == DT_OK;
+    return true;
 }
 
 bool dti_wants_grad(const dt_tape *t, int nin, dt_tensor *const *in, uint32_t no_grad_in)
@@ -271,7 +272,7 @@ void dt_scope_begin(dt_tape *t)
 {
     if (dt_grow((void **)&t->scope, &t->scope_capacity, t->nscopes + 1, sizeof *t->scope) !=
         DT_OK) {
-        (void)dt_tape_fail(t, DT_ERR_NOMEM);
+        (void)dt_tape_fail(t, DT_ERROR(DT_ERR_NOMEM, "a scope"));
         return;
     }
     t->scope[t->nscopes++] = t->ntensors;
@@ -281,7 +282,9 @@ void dt_tensor_drop(dt_tensor *x)
 {
     if (!x->tape || x->failed)
         return;
+    const dt_dtype dtype = x->local.dtype; /* backward still asks for it */
     dt_array_release(&x->local);
+    x->local.dtype = dtype;
     x->dropped = true;
 }
 
@@ -302,7 +305,7 @@ void dt_tape_enter(dt_tape *t, const char *path)
 {
     if (dt_grow((void **)&t->frame, &t->frame_capacity, t->nframes + 1, sizeof *t->frame) !=
         DT_OK) {
-        (void)dt_tape_fail(t, DT_ERR_NOMEM);
+        (void)dt_tape_fail(t, DT_ERROR(DT_ERR_NOMEM, "a module call"));
         return;
     }
     char *copy = dti_alloc(t, strlen(path) + 1); /* nodes keep pointing at it */

@@ -12,7 +12,7 @@ const dt_layout *dt_tensor_layout(const dt_tensor *x)
 
 dt_mesh *dt_tensor_mesh(const dt_tensor *x)
 {
-    return dt_layout_mesh(x->layout);
+    return x->layout ? dt_layout_mesh(x->layout) : x->tape ? dt_tape_mesh(x->tape) : NULL;
 }
 
 dt_shape dt_tensor_shape(const dt_tensor *x)

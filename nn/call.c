@@ -120,14 +120,19 @@ dt_tensor *dt_module_call1(dt_module *m, dt_tape *t, dt_tensor *x)
 {
     const dt_values in = {.n = 1, .value = {x}};
     const dt_values out = dt_module_call(m, t, &in);
-    return out.n == 1 ? out.value[0] : dt_tape_failed(t);
+    if (out.n == 1 && out.value[0])
+        return out.value[0];
+    (void)dt_tape_fail(t, DT_ERROR(DT_ERR_STATE, "module '%s' gave %d tensors, one was asked for",
+                                   dt_module_path(m), out.n));
+    return dt_tape_failed(t);
 }
 
 dt_tensor *dt_module_sequence(dt_module *const *modules, int n, dt_tape *t, dt_tensor *x)
 {
+    const dt_tensor *const given = x;
     for (int i = 0; i < n; i++) {
         dt_tensor *y = dt_module_call1(modules[i], t, x);
-        if (i > 0 && y != x) /* made by the module before; nobody else has it */
+        if (x != given && y != x) /* made by a module before; nobody else has it */
             dt_tensor_drop(x);
         x = y;
     }

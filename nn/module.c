@@ -25,6 +25,7 @@ static void drop_param(dt_param *p)
     if (--p->users > 0)
         return;
     dt_tensor_destroy(&p->tensor);
+    dt_tensor_destroy(&p->use);
     free(p->name);
     free(p);
 }
@@ -75,6 +76,9 @@ const char *dt_module_kind_name(const dt_module *m)
 dt_status dt_module_add(dt_module *m, const char *name, dt_module *child)
 {
     DT_REQUIRE(!child->parent, DT_ERR_ARG, "module '%s' has a parent already", name);
+    DT_REQUIRE(*name && !strchr(name, '.'), DT_ERR_ARG,
+               "a child named '%s': a name has letters and no dot, which paths put between names",
+               name);
     for (int64_t i = 0; i < m->nchildren; i++)
         DT_REQUIRE(strcmp(m->child[i]->name, name) != 0, DT_ERR_ARG, "two children named '%s'",
                    name);

@@ -6,18 +6,23 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+static const char NO_NAMES[] = "parameters have no names yet: call dt_module_finish on the root";
+
 dt_status dt_module_place(dt_module *m, dt_mesh *mesh, const char *pattern, const char *layout)
 {
     int n = 0, matched = 0;
     dt_param *const *p = dt_module_params(m, &n);
     for (int i = 0; i < n; i++) {
+        DT_REQUIRE(p[i]->name, DT_ERR_STATE, "%s", NO_NAMES);
         if (fnmatch(pattern, p[i]->name, 0) != 0)
             continue;
         DT_REQUIRE(!p[i]->tensor, DT_ERR_STATE, "%s is materialized already; place it before",
                    p[i]->name);
-        DT_TRY(dt_mesh_layout_text(mesh, p[i]->shape, layout, &p[i]->layout));
-        DT_REQUIRE(!p[i]->layout->partial, DT_ERR_PLACEMENT, "a parameter cannot rest as P: %s",
+        const dt_layout *placed = NULL;
+        DT_TRY(dt_mesh_layout_text(mesh, p[i]->shape, layout, &placed));
+        DT_REQUIRE(!placed->partial, DT_ERR_PLACEMENT, "a parameter cannot rest as P: %s",
                    p[i]->name);
+        p[i]->layout = placed;
         matched++;
     }
     DT_REQUIRE(matched > 0, DT_ERR_ARG, "no parameter below '%s' matches '%s'", dt_module_path(m),
@@ -25,8 +30,29 @@ dt_status dt_module_place(dt_module *m, dt_mesh *mesh, const char *pattern, cons
     return DT_OK;
 }
 
+/* Values first, first + 1 ... of the whole tensor, to the local array from element `at` on. */
+static void fill_run(const dt_param *p, dt_key key, int64_t first, int64_t count,
+                     const dt_array *local, int64_t at)
+{
+    enum { CHUNK = 2048 };
+    float value[CHUNK];
+    while (count > 0) {
+        const int64_t n = count < CHUNK ? count : CHUNK;
+        dt_normal_fill(key, (uint64_t)first, n, value);
+        for (int64_t i = 0; i < n; i++)
+            value[i] = (float)(p->init.std * (double)value[i]);
+        dt_storage host = {.data = value, .bytes = sizeof value, .refs = 1};
+        const dt_array src = {&host, 0, DT_SHAPE(n), DT_F32};
+        dt_array dst = {local->storage, local->offset + at, DT_SHAPE(n), local->dtype};
+        dt_array_cast(&dst, &src);
+        first += n;
+        at += n;
+        count -= n;
+    }
+}
+
 /* Runs of the local array whose elements are neighbours in the whole tensor: the last dims that are not split. */
-static void fill_normal(const dt_param *p, dt_array *local, float *run, dt_key key)
+static void fill_normal(const dt_param *p, const dt_array *local, dt_key key)
 {
     int64_t at[DT_MAX_DIMS];
     const dt_shape whole = p->shape, part = dt_mesh_local(p->layout, at);
@@ -44,30 +70,19 @@ static void fill_normal(const dt_param *p, dt_array *local, float *run, dt_key k
             first += (at[k] + rest % part.dim[k]) * stride;
             rest /= part.dim[k];
         }
-        dt_normal_fill(key, (uint64_t)first, length, run);
-        for (int64_t i = 0; i < length; i++)
-            run[i] = (float)(p->init.std * (double)run[i]);
-        dt_storage host = {.data = run, .bytes = (size_t)length * sizeof *run, .refs = 1};
-        const dt_array src = {&host, 0, DT_SHAPE(length), DT_F32};
-        dt_array dst = {local->storage, local->offset + r * length, DT_SHAPE(length), local->dtype};
-        dt_array_cast(&dst, &src);
+        fill_run(p, key, first, length, local, r * length);
     }
 }
 
-static dt_status initialise(dt_param *p, uint64_t seed)
+static void initialise(dt_param *p, uint64_t seed)
 {
     dt_array *local = dt_tensor_local(p->tensor);
     if (dt_array_is_meta(local) || dt_array_count(local) == 0)
-        return DT_OK;
-    if (p->init.kind != DT_INIT_NORMAL) {
+        return;
+    if (p->init.kind == DT_INIT_NORMAL)
+        fill_normal(p, local, dt_key_named(seed, p->name));
+    else
         dt_array_fill(local, p->init.kind == DT_INIT_ONES ? 1.0 : 0.0);
-        return DT_OK;
-    }
-    float *run = malloc((size_t)dt_array_count(local) * sizeof *run);
-    DT_REQUIRE(run, DT_ERR_NOMEM, "initial values of %s", p->name);
-    fill_normal(p, local, run, dt_key_named(seed, p->name));
-    free(run);
-    return DT_OK;
 }
 
 dt_status dt_module_materialize(dt_module *m, dt_mesh *mesh, uint64_t seed)
@@ -77,8 +92,7 @@ dt_status dt_module_materialize(dt_module *m, dt_mesh *mesh, uint64_t seed)
     for (int i = 0; i < n; i++) {
         if (p[i]->tensor)
             continue;
-        DT_REQUIRE(p[i]->name, DT_ERR_STATE,
-                   "parameters have no names yet: call dt_module_finish on the root");
+        DT_REQUIRE(p[i]->name, DT_ERR_STATE, "%s", NO_NAMES);
         if (!p[i]->layout)
             DT_TRY(dt_mesh_layout_text(mesh, p[i]->shape, "", &p[i]->layout));
         const dt_status st =
@@ -90,7 +104,7 @@ dt_status dt_module_materialize(dt_module *m, dt_mesh *mesh, uint64_t seed)
         }
         DT_TRY(dt_tensor_set_name(p[i]->tensor, p[i]->name));
         dt_tensor_set_parameter(p[i]->tensor, !p[i]->frozen);
-        DT_TRY(initialise(p[i], seed));
+        initialise(p[i], seed);
     }
     return DT_OK;
 }
