@@ -3,12 +3,12 @@
  *   1. On one rank in f64: outputs equal plain loops (`naive`), gradients of every float operand by
  *      the tape equal central finite differences, also when one operand alone wants its gradient.
  *   2. On an axis of 2, an axis of 4 and a 2 x 2 mesh: the op is called with every placement of
- *      every operand out of {R, S(d), P}; dims split by both axes in both orders. Where it accepts, gathered outputs and
- *      gathered gradients equal those of one rank (1e-10), for a gradient of the output that is R
- *      and one that is P where the output is R, and no byte moves. Where it refuses, the error
- *      names the op and an axis. The number of accepted placements is exactly the expected one, so
- *      that a rule can neither lose nor gain a row. On 2 x 2, of the placements with an axis that
- *      is refused alone only every 16th is tried.
+ *      every operand out of {R, S(d), P}; dims split by both axes in both orders. Where it
+ *      accepts, gathered outputs and gathered gradients equal those of one rank (1e-10), for a
+ *      gradient of the output that is R and one that is P where the output is R, and no byte
+ *      moves. Where it refuses, the error names the op and an axis. The number of accepted
+ *      placements is exactly the expected one, so that a rule can neither lose nor gain a row. On
+ *      2 x 2, of the placements with an axis that is refused alone only every 16th is tried.
  *
  * Give sizes that do not divide (5 and 3 on 2 and 4 ranks: uneven and empty parts). Source of the
  * expected counts: tests/dtensor/RULES.txt. */
