@@ -44,6 +44,10 @@ dt_status dt_error_set(dt_status st, const char *file, int line, const char *fun
                        ...);
 dt_status dt_error_push(dt_status st, const char *file, int line, const char *func);
 
+/* dt_error_relay - fail with the trace of another rank (or of an earlier relay): "rank R: " and the
+ * trace as it was. Returns st. */
+dt_status dt_error_relay(dt_status st, int rank, const char *trace);
+
 /* Record a failure and evaluate to its status: `return DT_ERROR(DT_ERR_ARG, "n=%d", n);`. */
 #define DT_ERROR(st, ...) dt_error_set((st), __FILE__, __LINE__, __func__, __VA_ARGS__)
 

@@ -2,8 +2,10 @@
 #include "base/dt_status.h"
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 enum { TRACE_BYTES = 4096, PATIENCE_MS = 700 };
@@ -74,6 +76,24 @@ dt_status dt_error_push(dt_status st, const char *file, int line, const char *fu
     return st;
 }
 
+/* A text that starts so was relayed and names its rank itself. */
+static bool names_rank(const char *trace)
+{
+    return strncmp(trace, "rank ", 5) == 0;
+}
+
+dt_status dt_error_relay(dt_status st, int rank, const char *trace)
+{
+    char copy[TRACE_BYTES]; /* it may be this thread's own */
+    (void)snprintf(copy, sizeof copy, "%s", trace);
+    const size_t length = strlen(copy);
+    dt_error_clear();
+    if (!names_rank(copy))
+        append("rank %d: ", rank);
+    append("%s%s", copy, length && copy[length - 1] == '\n' ? "" : "\n");
+    return st;
+}
+
 void dt_error_context(int rank, int nranks, void (*end_job)(int exit_status))
 {
     context.rank = rank;
@@ -88,7 +108,7 @@ void dt_die(dt_status st, const char *file, int line)
         const struct timespec patience = {.tv_nsec = PATIENCE_MS * 1000000L};
         (void)nanosleep(&patience, NULL);
     }
-    if (context.nranks > 1)
+    if (context.nranks > 1 && !names_rank(context.text))
         (void)fprintf(stderr, "\nrank %d of %d failed: %s", context.rank, context.nranks,
                       context.text);
     else

@@ -111,7 +111,7 @@ dt_status dt_world_run_threads(int nranks, const dt_world_options *options, dt_r
             pthread_join(t[r].thread, NULL);
     const rank_thread *cause = st == DT_OK ? find_cause(t, nranks) : NULL;
     if (cause)
-        st = DT_ERROR(cause->status, "rank %d: %s", cause->world->rank, cause->trace);
+        st = dt_error_relay(cause->status, cause->world->rank, cause->trace);
     for (int r = 0; r < nranks; r++)
         if (t[r].world)
             dt_world_destroy(&t[r].world);

@@ -5,7 +5,8 @@
  *   skip_reduce   all_reduce and reduce_scatter give this rank's own terms
  *   swap_shards   all_gather gives the pieces of ranks 0 and 1 in each other's place
  *   drop_wait     the result is as it was before the call, as if nobody had waited for it
- *   slow_comm:MS  every call takes MS milliseconds longer (the argument is a number here) */
+ *   slow_comm:MS  every call takes MS milliseconds longer (the argument is a number here)
+ *   alloc:N, alloc:N@R  allocation N, counted from 1, of the heaps of all ranks or of rank R fails */
 #include "comm/comm_internal.h"
 
 #include <stdio.h>
@@ -86,5 +87,12 @@ void dti_switches_read(dt_world *world)
     world->explain = explain && (strcmp(explain, "all") == 0 ||
                                  (speaks && explain[0] && strcmp(explain, "0") != 0));
     dt_world_set_check(world, checks ? checks : "");
+    char which[64] = "";
+    if (faults && find_entry(faults, "alloc", which, sizeof which)) {
+        char *end;
+        const long long allocation = strtoll(which, &end, 10);
+        if (*end != '@' || strtol(end + 1, NULL, 10) == world->rank)
+            world->heap_options.fail_after = allocation;
+    }
     dt_world_set_fault(world, faults ? faults : "");
 }

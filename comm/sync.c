@@ -97,7 +97,7 @@ static dt_status tell(dt_world *world, dt_status st, const char *mine, int lowes
     DT_REQUIRE(all, DT_ERR_NOMEM, "the messages of %d ranks", world->size);
     dt_status told = dti_gather_sync(world->all, mine, VERDICT_BYTES, all, "agree");
     if (told == DT_OK)
-        told = DT_ERROR(st, "rank %d: %s", lowest, all + (size_t)lowest * VERDICT_BYTES);
+        told = dt_error_relay(st, lowest, all + (size_t)lowest * VERDICT_BYTES);
     free(all);
     return told;
 }

@@ -10,6 +10,7 @@
 
 typedef struct dt_tape_options {
     bool no_grad;
+    bool no_dropout;      /* evaluation: dropout passes its input on */
     uint64_t seed;        /* of dropout */
     int64_t step;         /* of dropout */
     int64_t first_sample; /* global batch index of the first sample (dim 0) of this microbatch */

@@ -57,9 +57,9 @@ dt_tensor *(dt_dropout)(dt_tape *t, dt_tensor *x, double p)
     }
     const int ordinal =
         dt_tape_next_ordinal(t); /* also for p = 0, so that the others keep theirs */
-    if (p == 0)
-        return x;
     const dt_tape_options *o = dt_tape_get_options(t);
+    if (p == 0 || o->no_dropout)
+        return x;
     attributes attr = {
         .key = dt_key_named(o->seed, dt_tape_path(t)), .first_sample = o->first_sample, .p = p};
     attr.key = dt_key_fold(dt_key_fold(attr.key, (uint64_t)o->step), (uint64_t)ordinal);
