@@ -71,3 +71,17 @@ const char *dt_tensor_print(dt_tensor *x, char *buf, size_t size_bytes);
  * Collective: over the axes that change.   Blocks: yes.   Cost: the plans' (dt_mesh_plan). */
 DT_NODISCARD dt_status dt_move(int n, const dt_local *src, const dt_layout *const *dst, int channel,
                                const char *label, dt_tag tag, dt_local *out);
+
+/* The same in two parts, so that communication runs while the host computes: begin issues the first collective and returns;
+ * finish waits, issues what else the plans need, and gives the results. In between neither src nor `into` may be touched.
+ * Collective: as dt_move.   Blocks: only dt_move_finish. */
+typedef struct dt_moving dt_moving;
+typedef struct dt_move_options {
+    int channel;                 /* 0 has no worker: its calls run at finish; 1..3 run in the background */
+    const char *label;           /* copied */
+    dt_tag tag;                  /* of memory for results and staging */
+    const dt_array *const *into; /* n arrays (entries may be NULL) that shall hold the results; or NULL */
+} dt_move_options;
+DT_NODISCARD dt_status dt_move_begin(int n, const dt_local *src, const dt_layout *const *dst,
+                                     const dt_move_options *options, dt_moving **moving_out);
+DT_NODISCARD dt_status dt_move_finish(dt_moving **moving, dt_local *out);
