@@ -66,6 +66,8 @@ int64_t dti_find_bad_id(int64_t n, const int32_t *ids, int64_t limit, int64_t ig
 void dti_embedding(const dt_embedding_args *a, const void *w, void *y)
 {
     embedding_job job = {.a = a, .in = w, .out = y};
+    if (a->d == 0)
+        return;
     dt_parallel_range(a->tokens, a->d, a->dtype == DT_F32 ? lookup_range_f32 : lookup_range_f64,
                       &job);
 }
