@@ -1,0 +1,220 @@
+/* tests/optim/test_norm.c - the global norm: PyTorch's goldens, every placement against the sum over
+ * the whole; the clip factor. */
+#include "optim/dt_optim.h"
+#include "tests/optim/golden.h"
+
+#include <math.h>
+
+static const char *folder = "tests/golden";
+
+static dt_status make_mesh(dt_world *world, int a, int b, dt_mesh **mesh_out)
+{
+    const dt_mesh_options options = {.axes = {{"x", a}, {"y", b}}};
+    return dt_mesh_create(world, (dt_device){DT_CPU, 0}, &options, mesh_out);
+}
+
+/* ---- goldens ---- */
+
+static dt_status run_golden(golden *g, const json_t *one, dt_mesh *mesh, dt_comm *comm)
+{
+    static const char *const grads[] = {"grad_0", "grad_1"}, *const clipped[] = {"clipped_0",
+                                                                                 "clipped_1"};
+    float value[2][GOLDEN_MOST], want[GOLDEN_MOST];
+    dt_local locals[2];
+    dt_storage host[2];
+    dt_shape shape;
+    double norm;
+    for (int i = 0; i < 2; i++) {
+        DT_TRY(golden_read(g, one, grads[i], value[i], &shape));
+        host[i] = (dt_storage){g->heap, value[i], sizeof value[i], 1, DT_TAG_WORKSPACE, false};
+        DT_TRY(dt_mesh_layout_text(mesh, shape, "", &locals[i].layout));
+        locals[i].array = (dt_array){&host[i], 0, shape, DT_F32};
+    }
+    DT_TRY(dt_global_norm_sync(2, locals, comm, &norm, NULL));
+    DT_TRY(golden_read(g, one, "norm", want, &shape));
+    TEST_THAT(fabs(norm - (double)want[0]) <= golden_number(one, "tolerance", "norm"), "%g %g",
+              norm, (double)want[0]);
+    const double factor = dt_clip_factor(norm, golden_number(one, "attrs", "max_norm"));
+    for (int i = 0; i < 2; i++) {
+        const int64_t n = dt_array_count(&locals[i].array);
+        dt_array_scale(&locals[i].array, factor);
+        DT_TRY(golden_read(g, one, clipped[i], want, &shape));
+        const double worst = test_max_diff(value[i], want, n);
+        TEST_THAT(worst <= golden_number(one, "tolerance", clipped[i]), "%s: %g", clipped[i],
+                  worst);
+    }
+    return DT_OK;
+}
+
+static dt_status goldens(dt_world *world, void *arg)
+{
+    golden *g = arg;
+    dt_mesh *mesh = NULL;
+    json_t *one;
+    size_t i;
+    int seen = 0;
+    DT_TRY(make_mesh(world, 1, 1, &mesh));
+    json_array_foreach(json_object_get(g->cases, "ops"), i, one)
+    {
+        if (strcmp(json_string_value(json_object_get(one, "op")), "clip_grad_norm") != 0)
+            continue;
+        DT_TRY(run_golden(g, one, mesh, dt_world_comm(world)));
+        seen++;
+    }
+    TEST_THAT(seen == 2, "%d cases", seen);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(test_goldens)
+{
+    golden g;
+    golden_open(&g, folder);
+    test_ranks(1, goldens, &g);
+    golden_close(&g);
+}
+END_TEST
+
+/* ---- every placement ---- */
+
+enum { MOST = 400 };
+
+static const struct {
+    dt_shape shape;
+    dt_dtype dtype;
+    const char *layout;
+} tensors[] = {
+    {{2, {7, 5}}, DT_F32, ""},
+    {{2, {7, 5}}, DT_F32, "S(0)@x"},
+    {{2, {7, 5}}, DT_F32, "S(1)@y"},
+    {{2, {7, 5}}, DT_F32, "S(0)@x>y"},
+    {{2, {5, 7}}, DT_F32, "S(0)@y, S(1)@x"},
+    {{1, {2}}, DT_F32, "S(0)@y>x"}, /* fewer elements than ranks: empty shards */
+    {{1, {0}}, DT_F32, "S(0)@x"},
+    {{0}, DT_F64, ""},
+    {{2, {20, 20}}, DT_F64, "S(1)@x>y"},
+    {{2, {13, 9}}, DT_BF16, "S(0)@x"},
+    {{1, {31}}, DT_F16, ""},
+};
+
+static double sample(int which, int64_t i)
+{
+    return ldexp((double)((i * 7 + which) % 13) - 6, -(int)(i % 4)); /* exact in every type */
+}
+
+static dt_status make(int which, dt_mesh *mesh, dt_tensor **out)
+{
+    double whole[MOST];
+    const int64_t n = dt_shape_count(tensors[which].shape);
+    const dt_layout *layout;
+    dt_tensor *wide = NULL;
+    for (int64_t i = 0; i < n; i++)
+        whole[i] = sample(which, i);
+    DT_TRY(dt_mesh_layout_text(mesh, tensors[which].shape, tensors[which].layout, &layout));
+    DT_TRY(dt_distribute(layout, DT_F64, whole, &wide));
+    DT_TRY(dt_tensor_create(layout, tensors[which].dtype, DT_TAG_GRADIENT, out));
+    dt_array_cast(dt_tensor_local(*out), dt_tensor_local(wide));
+    dt_tensor_destroy(&wide);
+    return DT_OK;
+}
+
+static dt_status placements(dt_world *world, void *arg)
+{
+    enum { N = DT_COUNT(tensors) };
+    const int *sizes = arg;
+    dt_mesh *mesh = NULL;
+    dt_tensor *x[N];
+    dt_local locals[N + 1] = {{0}}; /* the last: a tensor of another stage */
+    double norm, each[N + 1], total = 0;
+    DT_TRY(make_mesh(world, sizes[0], sizes[1], &mesh));
+    for (int i = 0; i < N; i++) {
+        DT_TRY(make(i, mesh, &x[i]));
+        locals[i] = (dt_local){dt_tensor_layout(x[i]), *dt_tensor_local(x[i])};
+    }
+    DT_TRY(dt_global_norm_sync(N + 1, locals, dt_world_comm(world), &norm, each));
+    for (int i = 0; i < N; i++) {
+        double sum = 0;
+        for (int64_t j = 0; j < dt_shape_count(tensors[i].shape); j++)
+            sum += sample(i, j) * sample(i, j);
+        TEST_THAT(fabs(each[i] - sqrt(sum)) <= 1e-12 * sqrt(sum), "%d %s: %.17g, want %.17g", i,
+                  tensors[i].layout, each[i], sqrt(sum));
+        total += sum;
+    }
+    TEST_THAT(each[N] == 0 && fabs(norm - sqrt(total)) <= 1e-12 * norm, "%.17g", norm);
+    DT_TRY(dt_global_norm_sync(0, NULL, dt_world_comm(world), &norm, NULL));
+    TEST_THAT(norm == 0, "of nothing: %g", norm);
+
+    DT_TRY(dt_mesh_layout_text(mesh, tensors[0].shape, "P@x", &locals[0].layout));
+    if (sizes[0] > 1)
+        TEST_FAILS(DT_ERR_PLACEMENT, "P@x",
+                   dt_global_norm_sync(1, locals, dt_world_comm(world), &norm, NULL));
+    else /* a sum over one rank is its value */
+        DT_TRY(dt_global_norm_sync(1, locals, dt_world_comm(world), &norm, NULL));
+    TEST_THAT(sizes[0] > 1 || fabs(norm - each[0]) <= 1e-12 * norm, "%g", norm);
+    for (int i = 0; i < N; i++)
+        dt_tensor_destroy(&x[i]);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(test_placements)
+{
+    static int meshes[][2] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {1, 4}, {2, 2}};
+    for (int i = 0; i < DT_COUNT(meshes); i++)
+        test_ranks(meshes[i][0] * meshes[i][1], placements, meshes[i]);
+}
+END_TEST
+
+/* A sum that f32 could not hold: 2^24 would swallow the ones. And any number of threads, one result. */
+static dt_status wide(dt_world *world, void *arg)
+{
+    (void)arg;
+    enum { N = 300001 };
+    dt_mesh *mesh = NULL;
+    const dt_layout *layout;
+    dt_tensor *x = NULL;
+    double norm, again;
+    DT_TRY(make_mesh(world, 1, 1, &mesh));
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(N), "", &layout));
+    DT_TRY(dt_full_value(layout, DT_F32, 1.0, &x));
+    ((float *)dt_array_data(dt_tensor_local(x)))[0] = 16384; /* 2^28 */
+    const dt_local local = {layout, *dt_tensor_local(x)};
+    DT_TRY(dt_global_norm_sync(1, &local, dt_world_comm(world), &norm, NULL));
+    TEST_THAT(fabs(norm - sqrt(268435456.0 + N - 1)) <= 1e-12 * norm, "%.17g", norm);
+    DT_TRY(dt_global_norm_sync(1, &local, dt_world_comm(world), &again, NULL));
+    TEST_THAT(norm == again, "%.17g %.17g", norm, again);
+    dt_tensor_destroy(&x);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(test_wide)
+{
+    test_ranks(1, wide, NULL);
+}
+END_TEST
+
+START_TEST(test_clip)
+{
+    ck_assert_double_eq(dt_clip_factor(0.5, 1.0), 1.0);
+    ck_assert_double_eq(dt_clip_factor(4.0, 1.0), 1.0 / 4.000001);
+    ck_assert_double_eq(dt_clip_factor(4.0, 0), 1.0);
+    ck_assert_double_eq(dt_clip_factor(1.0, 1.0), 1.0 / 1.000001);
+    ck_assert_double_eq(dt_clip_factor(0, 1.0), 1.0);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        folder = argv[1];
+    Suite *suite = suite_create("global norm");
+    TCase *tc = tcase_create("norm");
+    tcase_set_timeout(tc, 60);
+    tcase_add_test(tc, test_goldens);
+    tcase_add_test(tc, test_placements);
+    tcase_add_test(tc, test_wide);
+    tcase_add_test(tc, test_clip);
+    suite_add_tcase(suite, tc);
+    return test_main(suite);
+}
