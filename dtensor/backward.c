@@ -63,6 +63,8 @@ dt_status dti_deliver(dt_tensor *x, dt_local *g)
     if (!x->grad.array.storage) {
         x->grad = *g;
         *g = (dt_local){0};
+        if (!x->tape) /* who owns the leaf may write its gradient */
+            DT_TRY(own(&x->grad.array));
         return DT_OK;
     }
     st = add(&x->grad, g);
