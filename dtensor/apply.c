@@ -67,7 +67,12 @@ static dt_status refuse(dt_status st, const dt_op *op, const dt_rule *r, size_t 
 static dt_status make_rule(const dt_op *op, const void *attr, dt_mesh *mesh, int nin,
                            dt_tensor *const *in, int nout, dti_rule **rule_out)
 {
-    dt_rule r = {.name = op->name, .attr = attr, .linear = op->linear, .nin = nin, .nout = nout};
+    dt_rule r = {.name = op->name,
+                 .attr = attr,
+                 .linear = op->linear,
+                 .no_grad = op->no_grad_in,
+                 .nin = nin,
+                 .nout = nout};
     for (int i = 0; i < nin; i++)
         r.in[i] = in[i] ? in[i]->layout : NULL;
     const dt_status st = dti_rule_infer(&r, op->infer, op->rule);
@@ -395,6 +400,22 @@ dt_tensor *dt_op_apply2(dt_tape *t, const dt_op *op, const void *attr, dt_tensor
     return out;
 }
 
+/* The rule parses, has the op's operands, and its result has no letter of its own. */
+static dt_status check_letters(const dt_op *op)
+{
+    DT_REQUIRE(op->nout == 1, DT_ERR_ARG, "op %s: letters give one result, it has %d: use infer",
+               op->name, op->nout);
+    const dt_rule r = {.name = op->name, .nin = op->nin};
+    const dt_layout *const left_out[DT_OP_MAX_IN] = {NULL};
+    dti_words words;
+    DT_TRY(dti_words_parse(&r, left_out, op->rule, &words));
+    const size_t operands = (size_t)(strstr(op->rule, "->") - op->rule);
+    for (const char *p = words.out; *p; p++)
+        DT_REQUIRE(memchr(op->rule, *p, operands), DT_ERR_ARG,
+                   "op %s: rule '%s': no operand has the result's '%c'", op->name, op->rule, *p);
+    return DT_OK;
+}
+
 dt_status dt_op_register(const dt_op *op)
 {
     DT_REQUIRE(op->name && *op->name, DT_ERR_ARG, "an op needs a name");
@@ -405,20 +426,15 @@ dt_status dt_op_register(const dt_op *op)
                    op->nout <= DT_OP_MAX_OUT,
                DT_ERR_ARG, "op %s has %d operands (1 to %d) and %d results (1 to %d)", op->name,
                op->nin, DT_OP_MAX_IN, op->nout, DT_OP_MAX_OUT);
+    DT_REQUIRE(!((op->linear | op->no_grad_in) >> op->nin), DT_ERR_ARG,
+               "op %s: linear or no_grad_in names an operand that it does not have", op->name);
     for (int i = 0; i < DT_OP_MAX_IN; i++) {
         const uint32_t ins = op->saves[i] & 0xffff, outs = op->saves[i] >> 16;
-        DT_REQUIRE(!(ins >> op->nin) && !(outs >> op->nout), DT_ERR_ARG,
-                   "op %s: saves[%d] names an operand or a result that it does not have", op->name,
-                   i);
+        DT_REQUIRE(
+            !(ins >> op->nin) && !(outs >> op->nout) && (i < op->nin || !op->saves[i]), DT_ERR_ARG,
+            "op %s: saves[%d] names an operand or a result that it does not have", op->name, i);
     }
-    if (!op->infer) {
-        const char *arrow = strstr(op->rule, "->");
-        DT_REQUIRE(arrow, DT_ERR_ARG, "op %s: the rule '%s' lacks '->'", op->name, op->rule);
-        int words = 1;
-        for (const char *p = op->rule; p < arrow; p++)
-            words += *p == ',' || *p == '+';
-        DT_REQUIRE(words == op->nin, DT_ERR_ARG, "op %s: the rule '%s' has %d operands, the op %d",
-                   op->name, op->rule, words, op->nin);
-    }
+    if (!op->infer)
+        DT_TRY(check_letters(op));
     return DT_OK;
 }

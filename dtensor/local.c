@@ -18,7 +18,11 @@ static dt_status to_local_backward(dt_tape *t, dti_node *n, uint32_t need)
     (void)need;
     dt_tensor *x = n->in[0];
     const dt_layout *declared = n->attr;
-    const dt_layout dual = dt_layout_dual(x->layout);
+    dt_layout dual = dt_layout_dual(x->layout);
+    for (int axis = 0; axis < dual.grid->naxes; axis++) { /* P may stay where x is R */
+        if (dt_layout_at(x->layout, axis).kind == DT_REPLICATE)
+            dual.partial = (uint8_t)(dual.partial | (declared->partial & 1u << axis));
+    }
     const dt_layout *dst = NULL;
     const dt_local dy = {declared, n->out[0]->grad.array};
     dt_local dx = {0};

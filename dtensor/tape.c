@@ -176,7 +176,7 @@ dt_status dt_tape_status(const dt_tape *t)
 {
     if (t->status == DT_OK)
         return DT_OK;
-    return dt_error_set(t->status, "dtensor/tape.c", __LINE__, __func__, "%s",
+    return dt_error_set(t->status, __FILE__, __LINE__, __func__, "%s",
                         t->trace ? t->trace : "no trace");
 }
 
@@ -222,7 +222,7 @@ dt_tensor *dti_fail(dt_tape *t, dt_status st, const char *op, int nin, dt_tensor
     }
     (void)snprintf(inner, sizeof inner, "%s", dt_error_trace());
     const char *path = dt_tape_path(t);
-    (void)dt_error_set(st, "dtensor/apply.c", __LINE__, op, "op %s(%s)%s%s at %s: %s", op, operands,
+    (void)dt_error_set(st, __FILE__, __LINE__, op, "op %s(%s)%s%s at %s: %s", op, operands,
                        *path ? " in " : "", path, t->where, inner);
     (void)dt_tape_fail(t, st);
     return dt_tape_failed(t);

@@ -148,10 +148,11 @@ static dt_status check_replicas(const dt_layout *layout, const dt_array *local)
 dt_status dt_from_array(const dt_layout *layout, const dt_array *local, dt_tensor **tensor_out)
 {
     const dt_shape want = dt_mesh_local(layout, NULL);
-    char a[DT_SHAPE_TEXT], b[DT_SHAPE_TEXT], c[DT_LAYOUT_TEXT];
+    char a[DT_SHAPE_TEXT], b[DT_SHAPE_TEXT], c[DT_LAYOUT_TEXT], d[DT_SHAPE_TEXT];
     DT_REQUIRE(dt_shape_equal(local->shape, want), DT_ERR_SHAPE,
-               "local array %s, but %s gives this rank %s",
+               "local array %s, but %s of %s gives this rank %s",
                dt_shape_print(local->shape, a, sizeof a), dt_layout_print(layout, c, sizeof c),
+               dt_shape_print(layout->shape, d, sizeof d),
                dt_shape_print(want, b, sizeof b));
     DT_TRY(check_replicas(layout, local));
     dt_array share = dt_array_share(local);
