@@ -289,6 +289,7 @@ static dt_status visit(dt_tape *t, dti_node *n, dt_walk walk)
 static dt_status walk_tape(dt_tape *t, dt_walk walk)
 {
     for (int64_t i = t->nnodes - 1; i >= 0; i--) {
+        t->walk_at = i;
         const dti_node *n = t->node[i];
         const dt_status st = visit(t, t->node[i], walk);
         if (st == DT_OK)
@@ -406,6 +407,16 @@ int dt_tape_mark_end(dt_tape *t, dt_marker fn, void *arg, int n, dt_tensor *cons
 int dt_tape_mark_begin(dt_tape *t, dt_marker fn, void *arg)
 {
     return mark(t, "begin", fn, arg, 0, NULL);
+}
+
+bool dt_tape_marker_ahead(const dt_tape *t, const void *arg)
+{
+    for (int64_t i = t->walk_at - 1; i >= 0; i--) {
+        const dti_node *n = t->node[i];
+        if (n->is_marker && n->pair >= 0 && n->marker_arg == arg)
+            return true;
+    }
+    return false;
 }
 
 void dt_tape_mark_pair(dt_tape *t, int begin, int end)

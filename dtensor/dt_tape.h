@@ -77,6 +77,8 @@ typedef enum dt_walk { DT_WALK_ALL, DT_WALK_INPUT, DT_WALK_WEIGHT } dt_walk;
 typedef dt_status (*dt_marker)(dt_tape *tape, void *arg, dt_walk walk);
 int dt_tape_mark_end(dt_tape *tape, dt_marker fn, void *arg, int n, dt_tensor *const *watched);
 int dt_tape_mark_begin(dt_tape *tape, dt_marker fn, void *arg);
+/* In a marker's function: does the walk still have a begin marker with this argument before it? (An earlier call.) */
+bool dt_tape_marker_ahead(const dt_tape *tape, const void *arg);
 /* Tie a begin marker to its end marker, once both exist. */
 void dt_tape_mark_pair(dt_tape *tape, int begin, int end);
 

@@ -51,6 +51,7 @@ struct dt_tape {
     dt_mesh *mesh;
     dti_node **node;
     int64_t nnodes, node_capacity;
+    int64_t walk_at; /* node that the walk of backward is at */
     dt_tensor **tensor; /* every tensor it owns, in order of creation */
     int64_t ntensors, tensor_capacity;
     int64_t *scope; /* start of each open scope in `tensor` */

@@ -41,6 +41,7 @@ typedef struct dt_param {
     dt_tensor *tensor;        /* a leaf, once materialized, placed as `layout`: what the optimizer updates */
     dt_tensor *use;           /* what ops see, where that is another: fully_shard's gathered one; NULL: `tensor` */
     int users;                /* modules that hold it: 2 when tied */
+    const void *owner;        /* who gathers and reduces it: a group of fully_shard or replicate; NULL: nobody */
 } dt_param;
 
 /* ---- making modules ---- */
@@ -73,6 +74,10 @@ DT_NODISCARD dt_status dt_module_finish(dt_module *root);
 /* ---- looking ---- */
 
 const char *dt_module_path(const dt_module *m); /* "model.layers.0" */
+dt_module *dt_module_parent(const dt_module *m); /* NULL at the root */
+/* How many modules at or below m, but not at or below `but` (may be NULL), hold a parameter; *first_out (may be NULL, else
+ * set it to NULL before) becomes the first of them. */
+int dt_module_holders(dt_module *m, const dt_param *param, const dt_module *but, dt_module **first_out);
 dt_module *dt_module_find(dt_module *m, const char *path); /* relative to m; "" is m; NULL if there is none */
 int dt_module_nchildren(const dt_module *m);
 dt_module *dt_module_child(dt_module *m, int i);
@@ -112,6 +117,18 @@ typedef struct dt_lifetime {
 } dt_lifetime;
 DT_NODISCARD dt_status dt_module_add_lifetime(dt_module *m, const dt_lifetime *hooks);
 
+/* ---- sharders ---- */
+
+/* What fully_shard offers to those that may not include it (pipelining, dt_module_reduce_grads). `arg` is the sharder's. */
+typedef struct dt_sharder {
+    dt_status (*unshard)(dt_module *m, void *arg);            /* gather the group's parameters and keep them so */
+    dt_status (*reshard)(dt_module *m, void *arg);            /* free them */
+    void (*set_grad_sync)(dt_module *m, bool on, void *arg);  /* off: gradients stay where they arise */
+    dt_status (*reduce_grads)(dt_module *m, void *arg);       /* finish every reduction of this group */
+} dt_sharder;
+void dt_module_set_sharder(dt_module *m, const dt_sharder *sharder, void *arg);
+const dt_sharder *dt_module_sharder(const dt_module *m, void **arg_out); /* NULL: none */
+
 /* ---- memory and gradients ---- */
 
 /* dt_module_place - set the layout of every parameter below m whose name matches `pattern` ("*" and "?" as in the shell).
@@ -123,7 +140,7 @@ DT_NODISCARD dt_status dt_module_place(dt_module *m, dt_mesh *mesh, const char *
 DT_NODISCARD dt_status dt_module_materialize(dt_module *m, dt_mesh *mesh, uint64_t seed);
 /* Bytes of parameters that this rank holds by their layouts, also before materialize; all bytes where not placed. */
 int64_t dt_module_local_bytes(dt_module *m);
-/* dt_module_reduce_grads - bring every gradient to its parameter's own placement, once a step: one coalesced call per
- * collective and axis set. Collective: over the axes on which gradients are P.   Blocks: yes. */
+/* dt_module_reduce_grads - bring every gradient to its parameter's own placement, once a step: sharders first, then what is
+ * left in one coalesced call per collective and axis set. Collective: over the axes on which gradients are P.   Blocks: yes. */
 DT_NODISCARD dt_status dt_module_reduce_grads(dt_module *m);
 void dt_module_clear_grads(dt_module *m);

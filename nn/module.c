@@ -166,6 +166,41 @@ const char *dt_module_path(const dt_module *m)
     return m->path ? m->path : "";
 }
 
+dt_module *dt_module_parent(const dt_module *m)
+{
+    return m->parent;
+}
+
+int dt_module_holders(dt_module *m, const dt_param *param, const dt_module *but,
+                      dt_module **first_out)
+{
+    int n = 0;
+    if (m == but)
+        return 0;
+    for (int64_t i = 0; i < m->nslots; i++) {
+        if (m->slot[i].param != param)
+            continue;
+        n++;
+        if (first_out && !*first_out)
+            *first_out = m;
+    }
+    for (int64_t i = 0; i < m->nchildren; i++)
+        n += dt_module_holders(m->child[i], param, but, first_out);
+    return n;
+}
+
+void dt_module_set_sharder(dt_module *m, const dt_sharder *sharder, void *arg)
+{
+    m->sharder = sharder;
+    m->sharder_arg = arg;
+}
+
+const dt_sharder *dt_module_sharder(const dt_module *m, void **arg_out)
+{
+    *arg_out = m->sharder_arg;
+    return m->sharder;
+}
+
 dt_module *dt_module_find(dt_module *m, const char *path)
 {
     while (m && *path) {

@@ -30,4 +30,6 @@ struct dt_module {
     int64_t ntransforms, transform_capacity;
     dt_lifetime *lifetime;
     int64_t nlifetimes, lifetime_capacity;
+    const dt_sharder *sharder;
+    void *sharder_arg;
 };

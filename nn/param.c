@@ -149,8 +149,20 @@ static dt_status reduce_on(dt_mesh *mesh, int n, dt_param *const *p, dt_local *s
     return DT_OK;
 }
 
+static dt_status finish_sharders(dt_module *m)
+{
+    void *arg = NULL;
+    const dt_sharder *sharder = dt_module_sharder(m, &arg);
+    if (sharder)
+        DT_TRY(sharder->reduce_grads(m, arg));
+    for (int i = 0; i < dt_module_nchildren(m); i++)
+        DT_TRY(finish_sharders(dt_module_child(m, i)));
+    return DT_OK;
+}
+
 dt_status dt_module_reduce_grads(dt_module *m)
 {
+    DT_TRY(finish_sharders(m));
     int n = 0;
     dt_param *const *p = dt_module_params(m, &n);
     if (n == 0)
@@ -162,9 +174,8 @@ dt_status dt_module_reduce_grads(dt_module *m)
         st = DT_ERROR(DT_ERR_NOMEM, "%d gradients", n);
         goto done;
     }
-    for (
-        int i = 0; i < n;
-        i++) { /* meshes in the order in which parameters name them; once done, nothing is left to move */
+    /* Meshes in the order in which parameters name them; a mesh that is done has nothing left to move. */
+    for (int i = 0; i < n; i++) {
         if (p[i]->tensor)
             DT_TRY_TO(done, st, reduce_on(dt_layout_mesh(p[i]->layout), n, p, work, dst, work + n));
     }
@@ -181,5 +192,7 @@ void dt_module_clear_grads(dt_module *m)
     for (int i = 0; i < n; i++) {
         if (p[i]->tensor)
             dt_tensor_clear_grad(p[i]->tensor);
+        if (p[i]->use)
+            dt_tensor_clear_grad(p[i]->use);
     }
 }
