@@ -33,6 +33,10 @@ typedef struct dt_option {
 
 typedef struct dt_options dt_options;
 
+/* Letters to insert, delete or replace between two texts, each counted by its first 96 bytes: for
+ * messages that name the nearest. */
+int dt_text_distance(const char *a, const char *b);
+
 /* dt_options_parse - read argv (argv[0] is skipped) by a table of `count` lines.
  * Errors: DT_ERR_ARG: unknown key (with the nearest legal one), a value of the wrong type or range
  * (with what is legal), a key without a value; what dt_json_load says of the file. */

@@ -67,8 +67,7 @@ static dt_status store(dt_options *o, int i, const char *text, dti_source source
 
 /* ---- the message about an unknown key ---- */
 
-/* Levenshtein distance; texts longer than KEY_BYTES count by their first bytes. */
-static int distance(const char *a, const char *b)
+int dt_text_distance(const char *a, const char *b)
 {
     const int n = (int)strnlen(a, KEY_BYTES), m = (int)strnlen(b, KEY_BYTES);
     int row[KEY_BYTES + 1];
@@ -94,7 +93,8 @@ static dt_status unknown_key(const dt_options *o, const char *key, const char *w
     int least = 2 * KEY_BYTES;
     for (int i = 0; i < o->count; i++) {
         const char *candidate = o->table[i].key, *dot = strrchr(candidate, '.');
-        const int whole = distance(key, candidate), last = dot ? distance(key, dot + 1) + 1 : whole;
+        const int whole = dt_text_distance(key, candidate);
+        const int last = dot ? dt_text_distance(key, dot + 1) + 1 : whole;
         const int d = whole < last ? whole : last;
         if (d < least) {
             least = d;

@@ -4,7 +4,7 @@
  * the sum over valid targets divided by what dt_model_set_loss was told. Made on meta: see nn/dt_module.h. */
 #pragma once
 
-#include "nn/dt_layers.h"
+#include "tp/dt_tp.h"
 
 typedef struct dt_llama_config {
     int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers;
@@ -38,3 +38,16 @@ DT_NODISCARD dt_status dt_model_create(const char *config_path, dt_module **mode
 void dt_model_set_loss(dt_module *model, int64_t valid, int64_t chunk);
 /* The layers, to shard or recompute one by one; borrowed. */
 dt_module *dt_model_layer(dt_module *model, int i);
+
+/* What becomes of the vocabulary under tensor parallelism. */
+typedef enum dt_tp_vocab {
+    DT_TP_VOCAB_SPLIT,    /* rows of the embedding and of the head are split; the loss is vocabulary-parallel */
+    DT_TP_VOCAB_GATHERED, /* the same, but the loss sees gathered logits */
+    DT_TP_VOCAB_WHOLE     /* every rank holds all of it; under sequence parallelism the loss is then P */
+} dt_tp_vocab;
+
+/* The tensor-parallel plans, beside the models in llama_plan.c and gpt2_plan.c; static. `sequence`: sequence parallelism. */
+dt_tp_plan dt_llama_tp_plan(dt_tp_vocab vocab, bool sequence);
+dt_tp_plan dt_gpt2_tp_plan(dt_tp_vocab vocab, bool sequence);
+/* By architecture. */
+dt_tp_plan dt_model_tp_plan(const dt_model_facts *facts, dt_tp_vocab vocab, bool sequence);

@@ -32,7 +32,9 @@ static dt_tensor *embed(dt_module *body, dt_tape *t, dt_tensor *ids)
 {
     const dti_decoder *d = dti_decoder_of(body);
     dt_tensor *token = dt_module_call1(dt_module_find(body, "wte"), t, ids);
-    dt_tensor *position = dt_module_call1(dt_module_find(body, "wpe"), t, dt_positions(t, ids, 1));
+    /* positions of what they meet: under sequence parallelism that is split, the ids are not */
+    dt_tensor *position =
+        dt_module_call1(dt_module_find(body, "wpe"), t, dt_positions(t, token, 1));
     return dt_dropout(t, dt_add(t, token, position), d->dropout);
 }
 

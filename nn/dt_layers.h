@@ -59,3 +59,6 @@ DT_NODISCARD dt_status dt_layer_lm_head(int64_t n, int64_t vocab, double std, dt
                                         dt_module **module_out);
 /* The divisor of the loss: valid targets of the global batch, set once a step; and tokens whose logits exist at once. */
 void dt_layer_lm_head_set(dt_module *head, int64_t valid, int64_t chunk);
+/* With a vocabulary that is split: let the loss see whole logits (linear, redistribute to R, cross-entropy) and not be
+ * vocabulary-parallel.   Cost: one all-gather of the logits; all of them exist at once. */
+void dt_layer_lm_head_gather(dt_module *head, bool on);

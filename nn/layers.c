@@ -160,7 +160,25 @@ fail:
 
 typedef struct head_state {
     dt_cross_entropy_options loss;
+    bool gather;
 } head_state;
+
+/* Logits with the whole vocabulary on every rank. */
+static dt_tensor *gathered(dt_tape *t, dt_tensor *logits)
+{
+    if (dt_tensor_is_failed(logits))
+        return logits;
+    dt_layout whole = *dt_tensor_layout(logits);
+    const int last = whole.shape.ndim - 1;
+    while (whole.nsplit[last] > 0)
+        dt_layout_clear(&whole, whole.split[last][0]);
+    const dt_layout *layout = NULL;
+    const dt_status st = dt_mesh_layout(dt_tensor_mesh(logits), &whole, &layout);
+    if (st == DT_OK)
+        return dt_redistribute_to(t, logits, layout);
+    (void)dt_tape_fail(t, st);
+    return dt_tape_failed(t);
+}
 
 static dt_values head_forward(dt_module *m, dt_tape *t, const dt_values *in)
 {
@@ -168,6 +186,8 @@ static dt_values head_forward(dt_module *m, dt_tape *t, const dt_values *in)
     dt_tensor *x = in->value[0], *w = weight(m, "weight");
     if (in->n < 2 || !in->value[1])
         return one(dt_linear(t, x, w, NULL));
+    if (s->gather)
+        return one(dt_cross_entropy(t, gathered(t, dt_linear(t, x, w, NULL)), in->value[1], &s->loss));
     return one(dt_linear_cross_entropy(t, x, w, in->value[1], &s->loss));
 }
 
@@ -196,4 +216,9 @@ void dt_layer_lm_head_set(dt_module *head, int64_t valid, int64_t chunk)
     head_state *s = dt_module_state(head);
     s->loss.valid = valid;
     s->loss.chunk = chunk;
+}
+
+void dt_layer_lm_head_gather(dt_module *head, bool on)
+{
+    ((head_state *)dt_module_state(head))->gather = on;
 }

@@ -1,0 +1,47 @@
+/* models/llama_plan.c - how Llama is split over tensor-parallel ranks.
+ *
+ *     between blocks ("seq")    R, or S(1) under sequence parallelism
+ *     inside of self_attn, mlp  R at the border (f), heads and hidden features split within,
+ *                               and back to "seq" after the row-parallel product (g)
+ *
+ * So a layer costs two collectives forward and two backward. Read first: tp/dt_tp.h. */
+#include "models/dt_models.h"
+
+#include <string.h>
+
+/* One row a kind of module; what differs is the vocabulary. */
+#define LLAMA_BODY                                                               \
+    {"model.layers.*.*_layernorm", DT_TP_REPLICATE, NULL, NULL},                 \
+        {"model.layers.*.self_attn", DT_TP_BORDER, .in = "R"},                   \
+        {"model.layers.*.self_attn.q_proj", DT_TP_COLWISE, NULL, NULL},          \
+        {"model.layers.*.self_attn.[kv]_proj", DT_TP_COLWISE_OUTER, NULL, NULL}, \
+        {"model.layers.*.self_attn.o_proj", DT_TP_ROWWISE, .out = "seq"},        \
+        {"model.layers.*.mlp", DT_TP_BORDER, .in = "R"},                         \
+        {"model.layers.*.mlp.gate_proj", DT_TP_COLWISE, NULL, NULL},             \
+        {"model.layers.*.mlp.up_proj", DT_TP_COLWISE, NULL, NULL},               \
+        {"model.layers.*.mlp.down_proj", DT_TP_ROWWISE, .out = "seq"},           \
+    {                                                                            \
+        "model.norm", DT_TP_REPLICATE, NULL, NULL                                \
+    }
+
+static const dt_tp_rule split[] = {{"model.embed_tokens", DT_TP_ROWWISE, .out = "seq"},
+                                   LLAMA_BODY,
+                                   {"lm_head", DT_TP_COLWISE, .in = "R"}};
+static const dt_tp_rule gathered[] = {{"model.embed_tokens", DT_TP_ROWWISE, .out = "seq"},
+                                      LLAMA_BODY,
+                                      {"lm_head", DT_TP_COLWISE, .in = "R", .out = "R"}};
+static const dt_tp_rule whole[] = {{"model.embed_tokens", DT_TP_REPLICATE, .in = "seq"},
+                                   LLAMA_BODY,
+                                   {"lm_head", DT_TP_REPLICATE, .in = "seq, seq"}};
+
+dt_tp_plan dt_llama_tp_plan(dt_tp_vocab vocab, bool sequence)
+{
+    static const dt_tp_rule *const rule[] = {split, gathered, whole};
+    return (dt_tp_plan){.nrules = DT_COUNT(split), .rule = rule[vocab], .sequence = sequence};
+}
+
+dt_tp_plan dt_model_tp_plan(const dt_model_facts *facts, dt_tp_vocab vocab, bool sequence)
+{
+    return strcmp(facts->architecture, "GPT2LMHeadModel") == 0 ? dt_gpt2_tp_plan(vocab, sequence)
+                                                               : dt_llama_tp_plan(vocab, sequence);
+}
