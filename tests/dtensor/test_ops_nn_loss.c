@@ -326,6 +326,60 @@ START_TEST(test_chunks)
 }
 END_TEST
 
+/* ---- 16 bits ---- */
+
+/* bf16 operands are computed on in f32: the loss is that of the rounded values, bit for bit. */
+static dt_status half_body(dt_world *world, void *arg)
+{
+    const head *h = arg;
+    const dt_cross_entropy_options options = {.valid = TOKENS, .chunk = CHUNK};
+    dt_mesh *mesh;
+    dt_tape *tape;
+    dt_tensor *x, *w, *target;
+    double loss[2][2];
+    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", 1}}},
+                          &mesh));
+    DT_TRY(dt_tape_create(mesh, NULL, &tape));
+    DT_TRY(leaf(mesh, DT_SHAPE(TOKENS), "", DT_I32, h->target, &target));
+    DT_TRY(leaf(mesh, DT_SHAPE(TOKENS, WIDTH), "", DT_F32, h->x, &x));
+    DT_TRY(leaf(mesh, DT_SHAPE(VOCAB, WIDTH), "", DT_F32, h->w, &w));
+    for (int i = 0; i < 2; i++) {
+        dt_tape_reset(tape, NULL);
+        dt_tensor *x16 = dt_cast(tape, x, DT_BF16, false), *w16 = dt_cast(tape, w, DT_BF16, false);
+        dt_tensor *xi = i ? x16 : dt_cast(tape, x16, DT_F32, false);
+        dt_tensor *wi = i ? w16 : dt_cast(tape, w16, DT_F32, false);
+        dt_tensor *fused = dt_linear_cross_entropy(tape, xi, wi, target, &options);
+        dt_tensor *plain = dt_cross_entropy(
+            tape, xi, target, &(dt_cross_entropy_options){.valid = 1, .ignore_index = -1});
+        DT_TRY(dt_tape_status(tape));
+        TEST_THAT(dt_tensor_dtype(fused) == DT_F32 && dt_tensor_dtype(plain) == DT_F32,
+                  "a 16-bit loss");
+        DT_TRY(dt_tensor_item_sync(fused, &loss[i][0]));
+        DT_TRY(dt_tensor_item_sync(plain, &loss[i][1]));
+        DT_TRY(dt_backward(tape, dt_add(tape, fused, plain)));
+    }
+    TEST_THAT(!memcmp(loss[0], loss[1], sizeof loss[0]), "other losses in 16 bits");
+    dt_tensor_destroy(&x);
+    dt_tensor_destroy(&w);
+    dt_tensor_destroy(&target);
+    dt_tape_destroy(&tape);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(test_half)
+{
+    static head h;
+    for (int i = 0; i < TOKENS * WIDTH; i++)
+        h.x[i] = number(i);
+    for (int i = 0; i < VOCAB * WIDTH; i++)
+        h.w[i] = number(i + 5000);
+    for (int i = 0; i < TOKENS; i++)
+        h.target[i] = i % WIDTH;
+    test_ranks(1, half_body, &h);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("losses");
@@ -335,6 +389,7 @@ int main(void)
     tcase_add_test(tc, test_whole_vocabulary_moves_nothing);
     tcase_add_test(tc, test_edges);
     tcase_add_test(tc, test_chunks);
+    tcase_add_test(tc, test_half);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }
