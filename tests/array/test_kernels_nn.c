@@ -1,5 +1,5 @@
-/* tests/array/test_kernels_nn.c - the exponential of f32 kernels against libm's in f64. What kernels
- * compute is tested through the ops (tests/dtensor/test_ops_*.c). */
+/* tests/array/test_kernels_nn.c - the exponential of f32 kernels against that of libm in f64. What
+ * kernels compute is tested through the ops (tests/dtensor/test_ops_*.c). */
 #include "array/exp_internal.h"
 #include "tests/harness.h"
 
@@ -11,7 +11,7 @@ START_TEST(test_exp_is_accurate)
     for (int i = -1040000; i <= 887000; i++) {
         const float x = (float)i * 1e-4f;
         const double want = exp((double)x);
-        const double half = fmax(want * (double)FLT_EPSILON / 2, 0x1p-149); /* an ulp, at least half */
+        const double half = fmax(want * (double)FLT_EPSILON / 2, 0x1p-149); /* of an ulp */
         worst = fmax(worst, fabs((double)dt_exp_f32(x) - want) / half);
     }
     ck_assert_msg(worst <= 2, "%g half ulps", worst);

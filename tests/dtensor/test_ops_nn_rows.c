@@ -104,7 +104,7 @@ static dt_status ids_leaf(dt_mesh *mesh, dt_shape shape, const char *text, const
     return DT_OK;
 }
 
-/* Two embeddings at once with a split vocabulary, one all-reduce each on `full`; unseen rows; a bad id. */
+/* Two tables at once, vocabulary split, one all-reduce each on `full`; unseen rows; a bad id. */
 static dt_status embedding_body(dt_world *world, void *arg)
 {
     (void)arg;
@@ -209,7 +209,7 @@ typedef struct attention_case {
     float *y, *dq, *dk;             /* of one rank, in order */
 } attention_case;
 
-/* Row s of the stored sequence is position place(s): head-tail order as load-balanced context parallelism uses. */
+/* The position that is stored at s: head-tail order, as balanced context parallelism uses. */
 static int place(const attention_case *c, int s)
 {
     return !c->permuted ? s : s % 2 ? SEQ - 1 - s / 2 : s / 2;
