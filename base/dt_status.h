@@ -84,8 +84,9 @@ dt_status dt_error_relay(dt_status st, int rank, const char *trace);
             dt_die(must_st_, __FILE__, __LINE__);        \
     } while (0)
 
-/* What DT_MUST calls. When all ranks fail alike, one message is enough: ranks other than 0 wait a
- * moment before they print, and the first that prints ends the job (see dt_error_context). */
+/* What DT_MUST calls. When all ranks fail alike, one message is enough: ranks other than 0 (or than
+ * the one that a relayed trace names) wait 2 s (15 s) before they print, and the first that prints
+ * ends the job (see dt_error_context). */
 _Noreturn void dt_die(dt_status st, const char *file, int line);
 
 /* dt_error_context - tell dt_die which rank this thread is and how its job ends. A world calls it on

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { TRACE_BYTES = 4096, PATIENCE_MS = 700 };
+enum { TRACE_BYTES = 4096, PATIENCE_S = 2, LONG_PATIENCE_S = 15 };
 
 static _Thread_local struct {
     char text[TRACE_BYTES];
@@ -66,7 +66,11 @@ dt_status dt_error_set(dt_status st, const char *file, int line, const char *fun
     (void)vsnprintf(message, sizeof message, fmt, args);
     va_end(args);
     dt_error_clear();
-    append("%s:%d %s: %s (%s)\n", file, line, func, message, dt_status_string(st));
+    const size_t length = strlen(message);
+    if (length && message[length - 1] == '\n') /* a quoted trace, which says its status */
+        append("%s:%d %s: %s", file, line, func, message);
+    else
+        append("%s:%d %s: %s (%s)\n", file, line, func, message, dt_status_string(st));
     return st;
 }
 
@@ -101,13 +105,21 @@ void dt_error_context(int rank, int nranks, void (*end_job)(int exit_status))
     context.end_job = end_job;
 }
 
+/* One rank speaks for all: the one that a relayed trace names at once, rank 0 at once where each rank
+ * has its own trace. Its job's end reaches the others before their patience does. */
+static void wait_for_others(void)
+{
+    const bool relayed = names_rank(context.text);
+    const int speaker = relayed ? (int)strtol(context.text + 5, NULL, 10) : 0;
+    const struct timespec patience = {.tv_sec = relayed ? LONG_PATIENCE_S : PATIENCE_S};
+    if (context.nranks > 1 && context.rank != speaker)
+        (void)nanosleep(&patience, NULL);
+}
+
 void dt_die(dt_status st, const char *file, int line)
 {
     dt_error_push(st, file, line, "main");
-    if (context.rank > 0) {
-        const struct timespec patience = {.tv_nsec = PATIENCE_MS * 1000000L};
-        (void)nanosleep(&patience, NULL);
-    }
+    wait_for_others();
     if (context.nranks > 1 && !names_rank(context.text))
         (void)fprintf(stderr, "\nrank %d of %d failed: %s", context.rank, context.nranks,
                       context.text);

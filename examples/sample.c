@@ -52,7 +52,7 @@ static dt_status next_logits(dt_mesh *mesh, dt_module *model, dt_tape *tape, con
     dt_tensor *x = NULL;
     DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(1, n), "", &layout));
     DT_TRY(dt_distribute(layout, DT_I32, ids, &x));
-    dt_tape_reset(tape, &(dt_tape_options){.no_grad = true});
+    dt_tape_reset(tape, &(dt_tape_options){.no_grad = true, .no_dropout = true});
     dt_tensor *all = dt_module_call1(model, tape, x);
     dt_tensor *last = dt_slice(tape, all, 1, n - 1, n);
     dt_status st = dt_tape_status(tape);

@@ -2,6 +2,7 @@
 #include "examples/train_config.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define COUNT(key, fallback, help)                            \
@@ -29,6 +30,15 @@
         key, DT_OPTION_STRING, fallback, help, legal, 0, 0 \
     }
 
+#define DEGREE(key, help)                                  \
+    {                                                      \
+        key, DT_OPTION_INT, "1", help, NULL, 1, MOST_RANKS \
+    }
+
+/* Keys of parts that later versions build say so in their help, and only their default is legal. */
+#define NOT_BUILT  " (not built yet)"
+#define MOST_RANKS 16384
+
 static const dt_option table[] = {
     TEXT("model.config", NULL, "Hugging Face config.json (llama, gpt2)"),
     TEXT("model.init", "random", "random, or a safetensors file or folder to start from"),
@@ -54,15 +64,29 @@ static const dt_option table[] = {
     {"schedule.min_ratio", DT_OPTION_FLOAT, "0", "the rate never falls below this part of the peak",
      NULL, 0, 1},
     COUNT0("schedule.decay_steps", "0", "wsd: last steps that decay; 0: a tenth"),
-    COUNT("parallel.dp_replicate", "1", "ranks that hold the whole model and share the batch"),
-    COUNT("parallel.dp_shard", "1", "ranks that share batch and parameters (not built yet: 1)"),
-    COUNT("parallel.tp", "1", "tensor parallel ranks (not built yet: 1)"),
-    COUNT("parallel.pp", "1", "pipeline stages (not built yet: 1)"),
-    CHOICE("dtype.param", "f32", "f32|bf16|f16", "type of parameters in use (not built yet: f32)"),
-    CHOICE("recompute", "none", "none|full|selective",
-           "activations to compute again (not built yet: none)"),
-    CHOICE("device", "cpu", "cpu|cuda", "where (not built yet: cpu)"),
-    COUNT0("ranks", "0", "run this many ranks as threads of one process; 0: as launched"),
+    DEGREE("parallel.dp_replicate", "ranks that hold the whole model and share the batch"),
+    DEGREE("parallel.dp_shard", "ranks that share batch and parameters" NOT_BUILT),
+    DEGREE("parallel.tp", "tensor parallel ranks: they share every layer"),
+    DEGREE("parallel.pp", "pipeline stages" NOT_BUILT),
+    SWITCH("parallel.sp", "false", "sequence parallelism: activations between tp blocks are split too"),
+    SWITCH("parallel.loss_parallel", "true", "with tp, the loss of a split vocabulary; false: of gathered logits"),
+    TEXT("parallel.schedule", "1f1b", "of pipeline stages" NOT_BUILT),
+    COUNT0("parallel.stages_per_rank", "0", "0: by schedule" NOT_BUILT),
+    SWITCH("parallel.reshard_after_forward", "true", "with dp_shard" NOT_BUILT),
+    CHOICE("dtype.param", "f32", "f32|bf16|f16", "type of parameters in use" NOT_BUILT),
+    CHOICE("dtype.reduce", "f32", "f32|bf16|f16", "type of gradients on their way" NOT_BUILT),
+    CHOICE("recompute", "none", "none|full|selective", "activations to compute again" NOT_BUILT),
+    TEXT("checkpoint.dir", NULL, "folder for checkpoints; see also model.save" NOT_BUILT),
+    COUNT0("checkpoint.every", "0", "steps between checkpoints; 0: none" NOT_BUILT),
+    COUNT("checkpoint.keep", "3", "how many stay" NOT_BUILT),
+    SWITCH("checkpoint.resume", "true", "go on from the last one" NOT_BUILT),
+    COUNT0("eval.every", "0", "steps between evaluations; 0: none"),
+    COUNT("eval.steps", "10", "batches of an evaluation"),
+    TEXT("eval.path", NULL,
+         "data to evaluate on; none: the end of data.path, which training meets too"),
+    CHOICE("device", "cpu", "cpu|cuda", "where" NOT_BUILT),
+    {"ranks", DT_OPTION_INT, "0", "run this many ranks as threads of one process; 0: as launched",
+     NULL, 0, 1024},
     COUNT("log.every", "10", "steps between lines"),
     TEXT("log.json", NULL, "file for one JSON object a step"),
     SWITCH("log.params", "false", "norms of every gradient and weight in log.json"),
@@ -74,21 +98,34 @@ static const dt_option table[] = {
     {"print-config", DT_OPTION_COMMAND, NULL, "print the configuration that results", NULL, 0, 0},
 };
 
-/* Parts that later versions build: their keys exist, with one legal value for now. */
+static bool is_default(const dt_options *o, const dt_option *option)
+{
+    if (option->type == DT_OPTION_INT)
+        return dt_options_int(o, option->key) == strtoll(option->fallback, NULL, 10);
+    if (option->type == DT_OPTION_BOOL)
+        return dt_options_bool(o, option->key) == (strcmp(option->fallback, "true") == 0);
+    const char *value = dt_options_string(o, option->key);
+    return !value || (option->fallback && strcmp(value, option->fallback) == 0);
+}
+
 static dt_status check_built(const dt_options *o)
 {
-    static const struct {
-        const char *key, *legal;
-    } text[] = {{"dtype.param", "f32"}, {"recompute", "none"}, {"device", "cpu"}};
-    static const char *const degree[] = {"parallel.dp_shard", "parallel.tp", "parallel.pp"};
-    for (int i = 0; i < DT_COUNT(text); i++)
-        DT_REQUIRE(strcmp(dt_options_string(o, text[i].key), text[i].legal) == 0,
-                   DT_ERR_UNSUPPORTED, "%s=%s is not built yet; legal: %s", text[i].key,
-                   dt_options_string(o, text[i].key), text[i].legal);
-    for (int i = 0; i < DT_COUNT(degree); i++)
-        DT_REQUIRE(dt_options_int(o, degree[i]) == 1, DT_ERR_UNSUPPORTED,
-                   "%s=%lld is not built yet; legal: 1", degree[i],
-                   (long long)dt_options_int(o, degree[i]));
+    for (int i = 0; i < DT_COUNT(table); i++)
+        DT_REQUIRE(!strstr(table[i].help, NOT_BUILT) || is_default(o, &table[i]),
+                   DT_ERR_UNSUPPORTED, "%s is not built yet; legal: %s", table[i].key,
+                   table[i].fallback ? table[i].fallback : "to leave it out");
+    return DT_OK;
+}
+
+/* Values that only make sense together. */
+static dt_status check_together(const train_config *c)
+{
+    int64_t bytes;
+    DT_REQUIRE(!__builtin_mul_overflow(c->global_batch, c->seq_len, &bytes) &&
+                   !__builtin_mul_overflow(bytes, (int64_t)sizeof(int32_t), &bytes),
+               DT_ERR_ARG,
+               "train.global_batch=%lld x train.seq_len=%lld tokens are more than a step can have",
+               (long long)c->global_batch, (long long)c->seq_len);
     return DT_OK;
 }
 
@@ -111,6 +148,8 @@ static dt_status fill(const dt_options *o, train_config *c)
     c->seq_len = dt_options_int(o, "train.seq_len");
     c->global_batch = dt_options_int(o, "train.global_batch");
     c->micro_batch = dt_options_int(o, "train.micro_batch");
+    if (c->micro_batch > c->global_batch)
+        c->micro_batch = 0; /* the whole batch */
     c->loss_chunk = dt_options_int(o, "train.loss_chunk");
     c->seed = (uint64_t)dt_options_int(o, "train.seed");
     c->max_norm = dt_options_float(o, "train.max_norm");
@@ -127,28 +166,33 @@ static dt_status fill(const dt_options *o, train_config *c)
     c->dp_shard = (int)dt_options_int(o, "parallel.dp_shard");
     c->tp = (int)dt_options_int(o, "parallel.tp");
     c->pp = (int)dt_options_int(o, "parallel.pp");
+    c->sp = dt_options_bool(o, "parallel.sp");
+    c->loss_parallel = dt_options_bool(o, "parallel.loss_parallel");
     c->ranks = (int)dt_options_int(o, "ranks");
+    c->eval_path = dt_options_string(o, "eval.path");
+    c->eval_every = dt_options_int(o, "eval.every");
+    c->eval_steps = dt_options_int(o, "eval.steps");
     c->log_every = dt_options_int(o, "log.every");
     c->log_json = dt_options_string(o, "log.json");
     c->log_params = dt_options_bool(o, "log.params");
     c->log_plot = dt_options_string(o, "log.plot");
     c->log_trace = dt_options_string(o, "log.trace");
     c->peak_flops = dt_options_float(o, "log.peak_flops");
-    return DT_OK;
+    return check_together(c);
 }
 
-dt_status train_config_parse(int argc, char **argv, train_config *config_out, bool *done)
+dt_status train_config_parse(int argc, char **argv, FILE *out, train_config *config_out, bool *done)
 {
     train_config c = {0};
     DT_TRY(dt_options_parse(table, DT_COUNT(table), argc, (const char *const *)argv, &c.options));
     *done = dt_options_bool(c.options, "help") || dt_options_bool(c.options, "print-config");
     dt_status st = DT_OK;
-    if (dt_options_bool(c.options, "help"))
-        dt_options_print_help(table, DT_COUNT(table), "train", stdout);
-    else if (dt_options_bool(c.options, "print-config"))
-        st = dt_options_print_config(c.options, stdout);
-    else
+    if (!*done)
         st = fill(c.options, &c);
+    else if (out && dt_options_bool(c.options, "help"))
+        dt_options_print_help(table, DT_COUNT(table), "train", out);
+    else if (out)
+        st = dt_options_print_config(c.options, out);
     if (st != DT_OK || *done)
         dt_options_destroy(&c.options);
     *config_out = c;

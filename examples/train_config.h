@@ -17,16 +17,20 @@ typedef struct train_config {
     dt_adamw_options adamw;
     dt_schedule schedule;
     int dp_replicate, dp_shard, tp, pp;
+    bool sp, loss_parallel; /* with tp */
     int ranks; /* as threads of this process; 0: as launched */
+    const char *eval_path; /* NULL: the end of data_path */
+    int64_t eval_every, eval_steps; /* every 0: never */
     int64_t log_every;
     const char *log_json, *log_plot, *log_trace; /* NULL: none */
     bool log_params;
     double peak_flops; /* of the machine for one rank; 0: measured */
 } train_config;
 
-/* Parse and check. *done: the command line asked for something that is finished now (--help, --print-config).
+/* Parse and check. *done: the command line asked for something that is finished now (--help, --print-config), printed
+ * to `out` (NULL: this rank does not print).
  * Errors: DT_ERR_ARG names the key and what is legal. */
-dt_status train_config_parse(int argc, char **argv, train_config *config_out, bool *done);
+dt_status train_config_parse(int argc, char **argv, FILE *out, train_config *config_out, bool *done);
 void train_config_free(train_config *config);
 /* What can only be checked when the number of ranks is known. */
 dt_status train_config_check_ranks(const train_config *config, int nranks);

@@ -1,7 +1,8 @@
 /* examples/train_session.c - see examples/train_session.h.
  *
  * Data parallelism is nothing but placements: the batch is S(0)@dp_replicate>dp_shard, parameters are R, so gradients arise
- * as P, and dt_module_reduce_grads brings P -> R in one coalesced all-reduce a step. */
+ * as P, and dt_module_reduce_grads brings P -> R in one coalesced all-reduce a step. Tensor
+ * parallelism is a plan of placements applied to the model, and changes nothing here. */
 #include "examples/train_session.h"
 
 #include "checkpoint/dt_safetensors.h"
@@ -13,29 +14,51 @@ static const char *const batch_layout = "S(0)@dp_replicate>dp_shard";
 
 /* ---- set-up, in the order of composition ---- */
 
+static dt_status open_data(train_session *s)
+{
+    const train_config *c = s->config;
+    dt_dataset_options options = {.format = c->data_format,
+                                  .labels_path = c->data_labels,
+                                  .vocab = s->facts.vocab,
+                                  .seq_len = c->seq_len};
+    DT_TRY(dt_dataset_open(c->data_path, &options, &s->data));
+    options.labels_path = NULL;
+    if (c->eval_path)
+        DT_TRY(dt_dataset_open(c->eval_path, &options, &s->eval_data));
+    return DT_OK;
+}
+
+/* The mesh, whose tp axis the model's heads may want as two, and the model's placements on it. */
+static dt_status lay_out(train_session *s)
+{
+    const train_config *c = s->config;
+    const dt_tp_vocab vocab = c->loss_parallel ? DT_TP_VOCAB_SPLIT : DT_TP_VOCAB_GATHERED;
+    const char *tp = NULL;
+    dt_mesh_options axes = {.axes = {{"pp", c->pp},
+                                     {"dp_replicate", c->dp_replicate},
+                                     {"dp_shard", c->dp_shard}}};
+    DT_TRY(dt_tp_axes(s->facts.heads, s->facts.kv_heads, c->tp, &axes.axes[3], &tp));
+    DT_TRY(dt_mesh_create(s->world, (dt_device){DT_CPU, 0}, &axes, &s->mesh));
+    const dt_tp_plan plan = dt_model_tp_plan(&s->facts, vocab, c->sp);
+    if (c->tp > 1)
+        DT_TRY(dt_parallelize_module(s->model, s->mesh, tp, &plan));
+    return DT_OK;
+}
+
 static dt_status build(train_session *s)
 {
     const train_config *c = s->config;
     DT_TRY(train_config_check_ranks(c, dt_world_size(s->world)));
-    const dt_mesh_options axes = {.axes = {{"pp", c->pp},
-                                           {"dp_replicate", c->dp_replicate},
-                                           {"dp_shard", c->dp_shard},
-                                           {"tp", c->tp}}};
-    DT_TRY(dt_mesh_create(s->world, (dt_device){DT_CPU, 0}, &axes, &s->mesh));
     DT_TRY(dt_model_create(c->model_config, &s->model, &s->facts));
+    DT_TRY(lay_out(s));
     DT_REQUIRE(c->seq_len <= s->facts.max_positions, DT_ERR_ARG,
                "train.seq_len=%lld is longer than the model's %lld positions",
                (long long)c->seq_len, (long long)s->facts.max_positions);
+    DT_TRY(open_data(s)); /* before the work of making weights */
     DT_TRY(dt_module_materialize(s->model, s->mesh, c->seed));
     if (c->model_init)
         DT_TRY(dt_module_load(s->model, c->model_init));
     DT_TRY(dt_adamw_create(s->model, &c->adamw, &s->optim));
-    DT_TRY(dt_dataset_open(c->data_path,
-                           &(dt_dataset_options){.format = c->data_format,
-                                                 .labels_path = c->data_labels,
-                                                 .vocab = s->facts.vocab,
-                                                 .seq_len = c->seq_len},
-                           &s->data));
     DT_TRY(dt_tape_create(s->mesh, NULL, &s->tape));
     const size_t most = (size_t)(c->global_batch * c->seq_len); /* of one rank: at most the batch */
     s->ids = malloc(most * sizeof *s->ids);
@@ -60,6 +83,7 @@ void train_session_destroy(train_session *s)
 {
     dt_tape_destroy(&s->tape);
     dt_dataset_close(&s->data);
+    dt_dataset_close(&s->eval_data);
     dt_optim_destroy(&s->optim);
     dt_module_destroy(&s->model);
     dt_mesh_destroy(&s->mesh);
@@ -70,25 +94,31 @@ void train_session_destroy(train_session *s)
 
 /* ---- batches ---- */
 
-/* Samples [lo, hi) of the step at `position` as tensors; each rank reads only its own. */
+/* A global batch: where its first token is. */
+typedef struct place {
+    const dt_dataset *data;
+    int64_t position;
+} place;
+
+/* Samples [lo, hi) of a batch as tensors; each rank reads only its own. */
 typedef struct micro {
     dt_tensor *ids, *targets;
     dt_tensor *logits_or_loss;
 } micro;
 
-static dt_status read_samples(train_session *s, int64_t position, int64_t lo, int64_t hi, micro *m)
+static dt_status read_samples(train_session *s, place at, int64_t lo, int64_t hi, micro *m)
 {
     const dt_shape shape = DT_SHAPE(hi - lo, s->config->seq_len);
     const dt_layout *layout = NULL;
-    int64_t at[DT_MAX_DIMS];
+    int64_t offset[DT_MAX_DIMS];
     DT_TRY(dt_mesh_layout_text(s->mesh, shape, batch_layout, &layout));
-    const dt_shape local = dt_mesh_local(layout, at);
-    const dt_batch batch = {.position = position,
+    const dt_shape local = dt_mesh_local(layout, offset);
+    const dt_batch batch = {.position = at.position,
                             .global_batch = s->config->global_batch,
                             .seq_len = s->config->seq_len,
-                            .lo = lo + at[0],
-                            .hi = lo + at[0] + local.dim[0]};
-    DT_TRY(dt_dataset_batch(s->data, &batch, s->ids, s->targets));
+                            .lo = lo + offset[0],
+                            .hi = lo + offset[0] + local.dim[0]};
+    DT_TRY(dt_dataset_batch(at.data, &batch, s->ids, s->targets));
     DT_TRY(dt_tensor_create(layout, DT_I32, DT_TAG_ACTIVATION, &m->ids));
     DT_TRY(dt_tensor_create(layout, DT_I32, DT_TAG_ACTIVATION, &m->targets));
     DT_TRY(dt_array_write(dt_tensor_local(m->ids), s->ids, dt_shape_count(local)));
@@ -103,12 +133,12 @@ static void micro_release(micro *m)
 }
 
 /* Targets that count, in the whole batch: the divisor of the loss. */
-static dt_status count_valid(train_session *s, int64_t position, int64_t *valid_out)
+static dt_status count_valid(train_session *s, place at, int64_t *valid_out)
 {
     micro all = {0};
     dt_comm *dp = NULL;
     int64_t valid = 0;
-    dt_status st = read_samples(s, position, 0, s->config->global_batch, &all);
+    dt_status st = read_samples(s, at, 0, s->config->global_batch, &all);
     const int64_t mine = st == DT_OK ? dt_array_count(dt_tensor_local(all.targets)) : 0;
     micro_release(&all);
     for (int64_t i = 0; i < mine; i++)
@@ -129,13 +159,16 @@ static int64_t microbatch(const train_config *c)
 /* ---- a step ---- */
 
 /* Forward of one microbatch; adds this rank's term of the loss. */
-static dt_status forward(train_session *s, int64_t position, int64_t lo, int64_t hi, bool no_grad,
-                         micro *m, double *loss)
+static dt_status forward(train_session *s, place at, int64_t lo, int64_t hi, bool no_grad, micro *m,
+                         double *loss)
 {
-    const dt_tape_options options = {
-        .no_grad = no_grad, .seed = s->config->seed, .step = s->step, .first_sample = lo};
+    const dt_tape_options options = {.no_grad = no_grad,
+                                     .no_dropout = no_grad,
+                                     .seed = s->config->seed,
+                                     .step = s->step,
+                                     .first_sample = lo};
     dt_tape_reset(s->tape, &options);
-    DT_TRY(read_samples(s, position, lo, hi, m));
+    DT_TRY(read_samples(s, at, lo, hi, m));
     const dt_values in = {.n = 2, .value = {m->ids, m->targets}};
     const dt_values out = dt_module_call(s->model, s->tape, &in);
     m->logits_or_loss = out.value[0];
@@ -155,17 +188,16 @@ static dt_status sum_loss(train_session *s, double *loss)
     return DT_OK;
 }
 
-static dt_status all_passes(train_session *s, int64_t position, bool no_grad, double *loss,
-                            int64_t *valid)
+static dt_status all_passes(train_session *s, place at, bool no_grad, double *loss, int64_t *valid)
 {
     const int64_t samples = s->config->global_batch, at_once = microbatch(s->config);
-    DT_TRY(count_valid(s, position, valid));
+    DT_TRY(count_valid(s, at, valid));
     dt_model_set_loss(s->model, *valid, s->config->loss_chunk);
     *loss = 0;
     for (int64_t lo = 0; lo < samples; lo += at_once) {
         micro m = {0};
-        dt_status st = forward(s, position, lo, lo + at_once < samples ? lo + at_once : samples,
-                               no_grad, &m, loss);
+        dt_status st =
+            forward(s, at, lo, lo + at_once < samples ? lo + at_once : samples, no_grad, &m, loss);
         if (st == DT_OK && !no_grad)
             st = dt_backward(s->tape, m.logits_or_loss);
         micro_release(&m);
@@ -199,7 +231,7 @@ static dt_status gradient_norm(train_session *s, train_result *r)
 dt_status train_session_step(train_session *s, train_result *r)
 {
     const train_config *c = s->config;
-    DT_TRY(all_passes(s, s->position, false, &r->loss, &r->valid));
+    DT_TRY(all_passes(s, (place){s->data, s->position}, false, &r->loss, &r->valid));
     DT_TRY(dt_module_reduce_grads(s->model));
     DT_TRY(gradient_norm(s, r));
     if (s->inspect)
@@ -221,15 +253,35 @@ dt_status train_session_step(train_session *s, train_result *r)
 dt_status train_session_loss(train_session *s, int64_t position, double *loss_out)
 {
     int64_t valid = 0;
-    DT_TRY(all_passes(s, position, true, loss_out, &valid));
+    DT_TRY(all_passes(s, (place){s->data, position}, true, loss_out, &valid));
+    return DT_OK;
+}
+
+dt_status train_session_eval(train_session *s, double *loss_out)
+{
+    const train_config *c = s->config;
+    place at = {s->eval_data ? s->eval_data : s->data, 0};
+    const int64_t length = dt_dataset_length(at.data);
+    const double wanted = (double)c->eval_steps * (double)(c->global_batch * c->seq_len);
+    if (!s->eval_data && wanted < (double)length)
+        at.position = length - 1 - (int64_t)wanted;
+    double sum = 0, loss = 0;
+    int64_t all = 0, valid = 0;
+    for (int64_t i = 0; i < c->eval_steps; i++) {
+        DT_TRY(all_passes(s, at, true, &loss, &valid));
+        sum += loss * (double)valid;
+        all += valid;
+        at.position = dt_dataset_position_next(length, at.position, c->global_batch, c->seq_len);
+    }
+    *loss_out = all > 0 ? sum / (double)all : 0;
     return DT_OK;
 }
 
 dt_status train_session_logits(train_session *s, int64_t position, int64_t n, float *logits)
 {
     micro m = {0};
-    dt_tape_reset(s->tape, &(dt_tape_options){.no_grad = true});
-    dt_status st = read_samples(s, position, 0, n, &m);
+    dt_tape_reset(s->tape, &(dt_tape_options){.no_grad = true, .no_dropout = true});
+    dt_status st = read_samples(s, (place){s->data, position}, 0, n, &m);
     if (st == DT_OK) {
         const dt_values in = {.n = 1, .value = {m.ids}};
         const dt_values out = dt_module_call(s->model, s->tape, &in);

@@ -11,7 +11,7 @@ typedef struct train_session {
     dt_module *model;
     dt_model_facts facts;
     dt_optim *optim;
-    dt_dataset *data;
+    dt_dataset *data, *eval_data; /* eval_data NULL: the end of data */
     dt_tape *tape;
     int64_t step;           /* finished ones */
     int64_t position;       /* token where the next batch starts */
@@ -38,5 +38,7 @@ dt_status train_session_step(train_session *s, train_result *result);
 
 /* Data and weights in between: logits [n, seq_len, vocab] of n samples of the data at `position`, on every rank. */
 dt_status train_session_logits(train_session *s, int64_t position, int64_t n, float *logits);
-/* The loss of the batch at `position` without an update. */
+/* The loss of the batch at `position` without an update and without dropout. */
 dt_status train_session_loss(train_session *s, int64_t position, double *loss_out);
+/* The same over eval.steps batches: the mean of all their targets that count. */
+dt_status train_session_eval(train_session *s, double *loss_out);

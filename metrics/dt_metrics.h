@@ -19,6 +19,8 @@ typedef struct dt_metrics {
     double mfu;                /* 0 .. 1; 0: not known, left out of the line */
     int64_t memory_peak_bytes; /* of the rank that needed most */
     int64_t comm_bytes;        /* payload of one rank in this step */
+    bool evaluated; /* eval_loss was computed after this step */
+    double eval_loss;
     double left_s;             /* time left; < 0: not known, left out of the line */
 } dt_metrics;
 
@@ -44,7 +46,7 @@ const char *dt_metrics_count(double count, char buf[DT_METRICS_TEXT]);
 /* ---- JSON lines ---- */
 
 /* A file with one object a step: step, loss, grad_norm, lr, tokens, tokens_per_s, mfu (0 .. 1), memory_peak_bytes,
- * comm_bytes; with parameters also params: {name: {grad_norm, norm}}. 17 digits, so that numbers read back to the same
+ * comm_bytes; after an evaluation eval_loss; with parameters also params: {name: {grad_norm, norm}}. 17 digits, so that numbers read back to the same
  * bits; what is not finite is null. One rank writes. */
 typedef struct dt_metrics_log dt_metrics_log;
 

@@ -55,13 +55,16 @@ const char *dt_metrics_line(const dt_metrics *m, char *buf, size_t size_bytes)
 {
     char rate[DT_METRICS_TEXT], memory[DT_METRICS_TEXT], comm[DT_METRICS_TEXT];
     char left[DT_METRICS_TEXT], mfu[DT_METRICS_TEXT] = "", eta[DT_METRICS_TEXT + 8] = "";
+    char eval[DT_METRICS_TEXT] = "";
+    if (m->evaluated)
+        (void)snprintf(eval, sizeof eval, "  eval %.4f", m->eval_loss);
     if (m->mfu > 0)
         (void)snprintf(mfu, sizeof mfu, "mfu %.1f%%  ", 100 * m->mfu);
     if (m->left_s >= 0)
         (void)snprintf(eta, sizeof eta, "  eta %s", dt_metrics_time(m->left_s, left));
     (void)snprintf(buf, size_bytes,
-                   "step %lld/%lld  loss %.4f  norm %.2f  lr %.1e  %s tok/s  %smem %s  comm %s%s",
-                   (long long)m->step, (long long)m->steps, m->loss, m->grad_norm, m->lr,
+                   "step %lld/%lld  loss %.4f%s  norm %.2f  lr %.1e  %s tok/s  %smem %s  comm %s%s",
+                   (long long)m->step, (long long)m->steps, m->loss, eval, m->grad_norm, m->lr,
                    dt_metrics_count(m->tokens_per_s, rate), mfu,
                    dt_metrics_bytes(m->memory_peak_bytes, memory),
                    dt_metrics_bytes(m->comm_bytes, comm), eta);

@@ -69,6 +69,8 @@ dt_status dt_metrics_log_step(dt_metrics_log *log, const dt_metrics *m, int npar
                               const dt_param_metrics *params)
 {
     json_t *step = pack_step(m);
+    if (step && m->evaluated)
+        (void)json_object_set_new(step, "eval_loss", number(m->eval_loss));
     if (step && nparams > 0)
         (void)json_object_set_new(step, "params", pack_params(nparams, params));
     char *text = step ? json_dumps(step, JSON_COMPACT | JSON_REAL_PRECISION(17)) : NULL;

@@ -1,0 +1,215 @@
+/* examples/train_report.c - see examples/train_report.h. */
+#include "examples/train_report.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+double train_report_now(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* ---- before the run ---- */
+
+static dt_status try_file(const char *key, const char *path, const char *shown)
+{
+    const bool existed = access(path, F_OK) == 0;
+    FILE *f = fopen(path, "ae");
+    DT_REQUIRE(f, DT_ERR_IO, "%s=%s cannot be written: %s", key, shown, strerror(errno));
+    (void)fclose(f);
+    if (!existed)
+        (void)unlink(path);
+    return DT_OK;
+}
+
+static dt_status try_folder(const char *key, const char *path)
+{
+    if (mkdir(path, 0777) == 0) {
+        (void)rmdir(path);
+        return DT_OK;
+    }
+    DT_REQUIRE(errno == EEXIST, DT_ERR_IO, "%s=%s cannot be made: %s", key, path, strerror(errno));
+    char *inside = NULL;
+    DT_REQUIRE(asprintf(&inside, "%s/.try-%ld", path, (long)getpid()) > 0, DT_ERR_NOMEM, "%s",
+               path);
+    const dt_status st = try_file(key, inside, path);
+    free(inside);
+    return st;
+}
+
+static dt_status try_all(const train_config *c)
+{
+    const struct {
+        const char *key, *path;
+    } file[] = {{"log.json", c->log_json}, {"log.plot", c->log_plot}, {"log.trace", c->log_trace}};
+    for (int i = 0; i < DT_COUNT(file); i++)
+        if (file[i].path)
+            DT_TRY(try_file(file[i].key, file[i].path, file[i].path));
+    if (c->model_save)
+        DT_TRY(try_folder("model.save", c->model_save));
+    return DT_OK;
+}
+
+dt_status train_report_check(const train_config *c, dt_world *world)
+{
+    DT_TRY(dt_world_agree_sync(world, dt_world_rank(world) == 0 ? try_all(c) : DT_OK));
+    return DT_OK;
+}
+
+dt_status train_report_open(const train_config *c, train_session *s, train_report *r)
+{
+    int n = 0;
+    (void)dt_module_params(s->model, &n);
+    r->writes = dt_world_rank(s->world) == 0;
+    DT_TRY(dt_world_agree_sync(s->world, r->writes && c->log_json
+                                             ? dt_metrics_log_open(c->log_json, false, &r->json)
+                                             : DT_OK));
+    r->flops = (dt_flops){dt_flops_matmul_params(s->model), s->facts.layers, s->facts.heads,
+                          s->facts.head_dim, c->seq_len};
+    DT_TRY(dt_peak_flops_sync(dt_world_comm(s->world), c->peak_flops, &r->peak_flops));
+    r->loss = calloc((size_t)c->steps, sizeof *r->loss);
+    r->step = calloc((size_t)c->steps, sizeof *r->step);
+    r->grad_norm = calloc((size_t)n, sizeof *r->grad_norm);
+    r->norm = calloc((size_t)n, sizeof *r->norm);
+    DT_REQUIRE(r->loss && r->step && r->grad_norm && r->norm, DT_ERR_NOMEM,
+               "the losses of train.steps=%lld steps", (long long)c->steps);
+    if (r->writes) {
+        char text[DT_FLOPS_TEXT], mesh[DT_MESH_TEXT];
+        (void)printf("%s, %lld parameters, on %s\n%s\n", s->facts.architecture,
+                     (long long)dt_module_count(s->model),
+                     dt_mesh_print(s->mesh, mesh, sizeof mesh),
+                     dt_flops_print(&r->flops, r->peak_flops, text, sizeof text));
+    }
+    r->started_s = r->window_s = train_report_now();
+    return DT_OK;
+}
+
+void train_report_close(train_report *r)
+{
+    dt_metrics_log_close(&r->json);
+    free(r->loss);
+    free(r->step);
+    free(r->grad_norm);
+    free(r->norm);
+}
+
+void train_report_skip(train_report *r, double since_s)
+{
+    r->window_s += train_report_now() - since_s;
+}
+
+/* ---- a step ---- */
+
+/* The rank that needed most memory, and norms of weights after the update. Collective. */
+static dt_status measure(const train_config *c, train_session *s, train_report *r,
+                         int64_t *peak_bytes)
+{
+    *peak_bytes = dt_heap_get_stats(dt_mesh_heap(s->mesh)).peak_total;
+    DT_TRY(dt_all_reduce_i64_sync(dt_world_comm(s->world), peak_bytes, 1, DT_REDUCE_MAX));
+    if (!c->log_params)
+        return DT_OK;
+    int n = 0;
+    dt_param *const *p = dt_module_params(s->model, &n);
+    dt_local *weights = calloc((size_t)n, sizeof *weights);
+    DT_REQUIRE(weights, DT_ERR_NOMEM, "%d weights", n);
+    for (int i = 0; i < n; i++)
+        weights[i] = (dt_local){p[i]->layout, *dt_tensor_local(p[i]->tensor)}; /* borrowed */
+    double all = 0;
+    const dt_status st = dt_global_norm_sync(n, weights, dt_world_comm(s->world), &all, r->norm);
+    free(weights);
+    return st;
+}
+
+static dt_status write_json(const train_config *c, train_session *s, train_report *r,
+                            const dt_metrics *m)
+{
+    int n = 0;
+    dt_param *const *p = dt_module_params(s->model, &n);
+    dt_param_metrics *each = calloc((size_t)n, sizeof *each);
+    DT_REQUIRE(each, DT_ERR_NOMEM, "%d norms", n);
+    for (int i = 0; i < n; i++)
+        each[i] = (dt_param_metrics){p[i]->name, r->grad_norm[i], r->norm[i]};
+    const dt_status st = dt_metrics_log_step(r->json, m, c->log_params ? n : 0, each);
+    free(each);
+    return st;
+}
+
+/* A line that is written over until it is one of those to keep. */
+static void print_step(const train_config *c, const dt_metrics *m, train_report *r)
+{
+    char line[DT_METRICS_LINE];
+    const char *terminal = getenv("TERM");
+    const bool live = isatty(STDOUT_FILENO) && terminal && strcmp(terminal, "dumb") != 0;
+    const bool keep =
+        m->step % c->log_every == 0 || m->step == c->steps || m->step == 1 || m->evaluated;
+    if (live || keep)
+        (void)printf("%s%s%s", live ? "\r\033[K" : "", dt_metrics_line(m, line, sizeof line),
+                     keep ? "\n" : "");
+    (void)fflush(stdout);
+    if (keep) {
+        r->window_s = train_report_now();
+        r->window_tokens = 0;
+    }
+}
+
+dt_status train_report_step(const train_config *c, train_session *s, const train_result *result,
+                            const double *eval_loss, train_report *r)
+{
+    r->tokens += result->tokens;
+    r->window_tokens += result->tokens;
+    const double now_s = train_report_now(), window_s = now_s - r->window_s;
+    dt_metrics m = {.step = s->step,
+                    .steps = c->steps,
+                    .loss = result->loss,
+                    .grad_norm = result->grad_norm,
+                    .lr = result->lr,
+                    .tokens = r->tokens,
+                    .evaluated = eval_loss != NULL,
+                    .eval_loss = eval_loss ? *eval_loss : 0,
+                    .comm_bytes = dt_world_counts(s->world).total_bytes,
+                    .left_s = dt_metrics_left(s->step, c->steps, now_s - r->started_s)};
+    DT_TRY(measure(c, s, r, &m.memory_peak_bytes));
+    m.tokens_per_s = (double)r->window_tokens / (window_s > 0 ? window_s : 1);
+    m.mfu = dt_flops_mfu(&r->flops, m.tokens_per_s, r->peak_flops);
+    r->step[r->points] = (double)s->step;
+    r->loss[r->points++] = result->loss;
+    const dt_status st = r->json ? write_json(c, s, r, &m) : DT_OK;
+    if (r->writes)
+        print_step(c, &m, r);
+    DT_TRY(dt_world_agree_sync(s->world, st)); /* a full disk ends all ranks */
+    return DT_OK;
+}
+
+/* ---- the end ---- */
+
+static void print_line(void *arg, const char *line)
+{
+    (void)arg;
+    (void)printf("%s\n", line);
+}
+
+dt_status train_report_finish(const train_config *c, train_session *s, train_report *r)
+{
+    const dt_curve curve = {.title = "training loss",
+                            .x_label = "step",
+                            .y_label = "loss (nats per token)",
+                            .n = r->points,
+                            .x = r->step,
+                            .y = r->loss};
+    dt_status st = DT_OK;
+    if (r->writes && c->log_plot) {
+        dt_curve_print(&curve, print_line, NULL);
+        st = dt_curve_svg(&curve, c->log_plot);
+    }
+    if (st == DT_OK && r->writes && c->log_trace)
+        st = dt_trace_write(dt_world_trace(s->world), 0, c->log_trace);
+    DT_TRY(dt_world_agree_sync(s->world, st));
+    return DT_OK;
+}

@@ -1,0 +1,32 @@
+/* examples/train_report.h - what examples/train.c tells: the step line, log.json, the loss curve, the trace. Rank 0 writes;
+ * all functions but _close are collective. */
+#pragma once
+
+#include "examples/train_session.h"
+#include "metrics/dt_metrics.h"
+
+typedef struct train_report {
+    bool writes;
+    dt_metrics_log *json;
+    dt_flops flops;
+    double peak_flops;
+    double started_s, window_s; /* window: since the last line, evaluations left out */
+    int64_t window_tokens, tokens;
+    double *loss, *step; /* the curve */
+    int64_t points;
+    double *grad_norm, *norm; /* one a parameter, with log.params */
+} train_report;
+
+/* Every place that the run will write to, tried before any work is done and left as it was. Errors: DT_ERR_IO. */
+dt_status train_report_check(const train_config *c, dt_world *world);
+dt_status train_report_open(const train_config *c, train_session *s, train_report *r);
+/* After a step; eval_loss NULL: no evaluation followed it. */
+dt_status train_report_step(const train_config *c, train_session *s, const train_result *result,
+                            const double *eval_loss, train_report *r);
+/* The curve and the trace. */
+dt_status train_report_finish(const train_config *c, train_session *s, train_report *r);
+void train_report_close(train_report *r);
+
+/* Leave the time since then, in seconds of train_report_now, out of tokens per second. */
+void train_report_skip(train_report *r, double since_s);
+double train_report_now(void);

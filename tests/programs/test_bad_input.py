@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+# tests/programs/test_bad_input.py - bad input ends in one clear message and a non-zero exit on all ranks: no hang,
+# nothing half-written. Every case runs on one rank, on three threads and on three processes.
+import concurrent.futures
+import json
+import os
+import re
+import struct
+
+from programs import CONFIG, GOLDEN, HAS_MPI, SAMPLE, TRAIN, Suite, launch, run, tokens_file
+
+suite = Suite("bad_input")
+WAYS = ["one", "threads"] + (["mpi"] if HAS_MPI else [])
+SEVERAL = WAYS[1:]
+
+text = suite.write("text.txt", "It was a bright cold day in April, and the clocks were striking thirteen. " * 9)
+config = suite.write("config.json", CONFIG)
+DATA = ["--data.path=" + text]
+MODEL = ["--model.config=" + config]
+BASE = MODEL + DATA + ["--train.seq_len=8", "--train.global_batch=3", "--train.steps=3"]
+
+cases = []
+
+
+def bad(name, arguments, *says, ways=WAYS, steps=0, env=None, outputs=True):
+    """steps: how many were finished before the failure."""
+    for way in ways:
+        cases.append((name + "/" + way, way, arguments, says, steps, env, outputs))
+
+
+# ---- keys ----
+bad("unknown key", BASE + ["--train.stepz=3"], "unknown key 'train.stepz'", "the nearest is 'train.steps'")
+bad("key without its group", BASE + ["--seq_len=3"], "unknown key 'seq_len'", "'train.seq_len'")
+bad("key of the file", [suite.write("k.json", {"train": {"step": 3}})] + BASE, "k.json", "'train.step'", "'train.steps'")
+bad("wrong type in the file", [suite.write("t.json", {"train": {"steps": "3"}})] + BASE, "t.json", "train.steps", "number")
+bad("broken file", [suite.write("b.json", '{"train": {"steps": 3,}')] + BASE, "b.json")
+bad("no file", [suite.path("none.json")] + BASE, "none.json")
+bad("no value", BASE + ["--train.steps"], "train.steps", "needs a value")
+bad("no number", BASE + ["--optim.lr=fast"], "optim.lr", "'fast'", "a number")
+bad("not finite", BASE + ["--optim.lr=nan"], "optim.lr", "a number")
+bad("no choice", BASE + ["--schedule.decay=cosinus"], "schedule.decay", "none|linear|cosine|wsd")
+bad("zero steps", BASE + ["--train.steps=0"], "train.steps", "at least 1")
+bad("zero length", BASE + ["--train.seq_len=0"], "train.seq_len", "at least 1")
+bad("negative batch", BASE + ["--train.global_batch=-1"], "train.global_batch", "at least 1")
+bad("beta of one", BASE + ["--optim.beta1=1"], "beta1")
+bad("too large a batch", BASE + ["--train.global_batch=4611686018427387904"], "train.global_batch")
+bad("no model", DATA, "model.config is missing")
+bad("no data", MODEL, "data.path is missing")
+bad("ranks", BASE + ["--parallel.dp_replicate=2"], "parallel.dp_replicate 2", "1 ranks", ways=["one"])
+bad("a degree too many", BASE + ["--parallel.tp=2"], "parallel.dp_replicate 3", "tp 2", "3 ranks", ways=SEVERAL)
+bad("no degree", BASE + ["--parallel.tp=0"], "parallel.tp", "from 1 to")
+if HAS_MPI:
+    bad("threads of processes", BASE + ["--ranks=3"], "ranks=3", "leave one out", ways=["mpi"])
+other = {"parallel.dp_shard": "2", "parallel.pp": "2", "parallel.schedule": "gpipe", "parallel.stages_per_rank": "2",
+         "parallel.reshard_after_forward": "false", "dtype.param": "bf16", "dtype.reduce": "bf16", "recompute": "full",
+         "checkpoint.dir": "x", "checkpoint.every": "5", "checkpoint.keep": "1", "checkpoint.resume": "false",
+         "device": "cuda"}
+unbuilt = re.findall(r"^  --([a-z_.]+).*not built yet", run([TRAIN, "--help"])[1], re.M)
+for i, key in enumerate(unbuilt):
+    bad(key, BASE + ["--%s=%s" % (key, other[key])], key, "not built yet", "legal: ", ways=WAYS if i == 0 else ["one"])
+
+# ---- the model's config ----
+
+
+def model(name, **changes):
+    c = {**CONFIG, **changes}
+    return ["--model.config=" + suite.write(name, {k: v for k, v in c.items() if v is not None})] + BASE[1:]
+
+
+bad("config without a field", model("c1.json", hidden_size=None), "c1.json", "hidden_size")
+bad("config of another type", model("c2.json", vocab_size="many"), "c2.json", "vocab_size")
+bad("config of no model", model("c3.json", model_type="bert"), "c3.json", "bert", "llama, gpt2")
+bad("config with heads that do not divide", model("c4.json", num_attention_heads=3, num_key_value_heads=2), "3 query heads", "2 key/value heads")
+bad("config with rope_scaling", model("c5.json", rope_scaling={"type": "linear"}), "c5.json", "rope_scaling")
+bad("config missing", ["--model.config=" + suite.path("no.json")] + BASE[1:], "no.json")
+bad("config empty", ["--model.config=" + suite.write("c6.json", "")] + BASE[1:], "c6.json")
+bad("sequence past the positions", BASE + ["--train.seq_len=33"], "train.seq_len=33", "32 positions")
+
+# ---- data ----
+good = [i % 256 for i in range(100)]
+
+
+def data(name, content):
+    return MODEL + ["--data.path=" + suite.write(name, content)] + BASE[2:]
+
+
+bad("wrong magic", data("magic.bin", tokens_file(good, magic=20240521)), "magic.bin", "magic", "20240520")
+bad("wrong version", data("version.bin", tokens_file(good, version=7)), "version.bin", "version 7")
+bad("truncated tokens", data("cut.bin", tokens_file(good)[:-10]), "cut.bin", "truncated", "100", "95")
+bad("truncated header", data("head.bin", tokens_file(good)[:100]), "head.bin", "header")
+bad("token past the vocabulary", data("past.bin", tokens_file(good[:5] + [256] + good)), "past.bin", "token 256 at position 5",
+    "vocab = 256")
+bad("byte past the vocabulary", model("c7.json", vocab_size=65), "text.txt", "token 73 at position 0")
+rank2 = list(good)
+rank2[20] = 300  # sample 2 of 3 reads 16 .. 24: only its rank sees it
+bad("token on rank 2", data("rank2.bin", tokens_file(rank2)), "rank 2: ", "rank2.bin", "token 300 at position 20", ways=SEVERAL)
+second = list(good)
+second[60] = 301
+bad("token in step 3", data("step3.bin", tokens_file(second)), "step3.bin", "token 301 at position 60", steps=2)
+bad("empty text", data("empty.txt", ""), "empty.txt", "empty")
+bad("short text", data("short.txt", "12345678"), "short.txt", "too few", "9")
+bad("no text", BASE + ["--data.path=" + suite.path("none.txt")], "none.txt")
+bad("a folder as text", BASE + ["--data.path=" + suite.folder], suite.folder, "regular file")
+bad("megatron", BASE + ["--data.format=megatron"], "megatron", "text and tokens", ways=["one"])
+bad("short labels", BASE + ["--data.labels=" + suite.write("l.bin", bytes(40))], "l.bin", "10 labels are too few")
+many = struct.pack("<700i", *([7] * 3 + [256] + [7] * 696))
+bad("label past the vocabulary", BASE + ["--data.labels=" + suite.write("l2.bin", many)], "l2.bin", "label 256 at position 3")
+bad("eval data", BASE + ["--eval.every=1", "--eval.path=" + suite.path("none.txt")], "none.txt")
+
+# ---- weights ----
+status, _, err = run(launch("one", BASE + ["--model.save=" + suite.path("good")]))
+suite.equal((status, err), (0, ""), "the run whose weights are spoilt below")
+with open(suite.path("good", "model.safetensors"), "rb") as f:
+    raw = f.read()
+length = struct.unpack("<Q", raw[:8])[0]
+header, body = json.loads(raw[8:8 + length]), raw[8 + length:]
+norm, head = "model.norm.weight", "lm_head.weight"
+
+
+def weights(name, change=None, spoil=lambda h: h, content=body):
+    new = json.loads(json.dumps(header))
+    if change:
+        change(new)
+    packed = spoil(json.dumps(new)).encode()
+    return BASE + ["--model.init=" + suite.write(name, struct.pack("<Q", len(packed)) + packed + content)]
+
+
+bad("wrong shape", weights("shape.safetensors", lambda h: h[head].update(shape=[16, 256])), head, "[16, 256]", "[256, 16]")
+bad("missing tensor", weights("less.safetensors", lambda h: h.update(other=h.pop(norm))), norm)
+bad("overlap", weights("overlap.safetensors", lambda h: h[norm].update(data_offsets=[0, 64])), "overlap.safetensors", "overlap")
+bad("offsets past the file", weights("short.safetensors", content=body[:-4]), "short.safetensors")
+bad("bytes after the tensors", weights("long.safetensors", content=body + bytes(4)), "long.safetensors")
+bad("offsets unlike the shape", weights("size.safetensors", lambda h: h[norm].update(shape=[15])), "size.safetensors", norm)
+bad("unknown dtype", weights("dtype.safetensors", lambda h: h[norm].update(dtype="F31")), "dtype.safetensors", "F31")
+bad("duplicate name", weights("twice.safetensors", None, lambda h: h.replace('"%s"' % head, '"%s"' % norm)),
+    "twice.safetensors", norm)
+bad("broken header", weights("broken.safetensors", None, lambda h: h[:-1]), "broken.safetensors")
+bad("header past the file", BASE + ["--model.init=" + suite.write("past.safetensors", struct.pack("<Q", 1 << 40) + raw[8:])],
+    "past.safetensors", "header")
+bad("seven bytes", BASE + ["--model.init=" + suite.write("seven.safetensors", raw[:7])], "seven.safetensors")
+bad("no weights", BASE + ["--model.init=" + suite.path("nowhere")], "nowhere")
+bad("an empty folder", BASE + ["--model.init=" + (os.mkdir(suite.path("hollow")) or suite.path("hollow"))], "hollow")
+
+# ---- places, memory, arithmetic ----
+for key in ["log.json", "log.plot", "log.trace", "model.save"]:
+    below = text + "/x"
+    bad(key + " below a file", BASE + ["--%s=%s" % (key, below)], "%s=%s" % (key, below), "Not a directory", outputs=False)
+bad("save below nothing", BASE + ["--model.save=" + suite.path("no", "x")], "model.save=", "No such file", outputs=False)
+bad("save in /proc", BASE + ["--model.save=/proc/x"], "model.save=/proc/x", outputs=False)
+bad("full disk", BASE + ["--log.json=/dev/full"], "/dev/full", "No space left", outputs=False)
+for n in [1, 30, 200]:
+    bad("allocation %d" % n, BASE, "allocation %d" % n, "out of memory", env={"DT_FAULT": "alloc:%d" % n})
+    bad("allocation %d of rank 2" % n, BASE, "rank 2", "allocation %d" % n, ways=SEVERAL,
+        env={"DT_FAULT": "alloc:%d@2" % n})
+bad("not a number", BASE + ["--optim.lr=1e30", "--train.max_norm=0"], "step 2", "nothing was updated", steps=1)
+
+
+def leftovers(folder, steps):
+    """What a failed run may not leave: anything but whole lines of the steps that were finished."""
+    left = sorted(os.listdir(folder))
+    if left not in ([], ["log.json"]):
+        return left
+    if not left:
+        return [] if steps == 0 else ["no log.json"]
+    with open(os.path.join(folder, "log.json")) as f:
+        lines = f.read().split("\n")
+    done = [json.loads(line)["step"] for line in lines[:-1]]
+    return [] if lines[-1] == "" and done == list(range(1, steps + 1)) else ["log.json: " + "\n".join(lines)]
+
+
+def attempt(case):
+    number, (name, way, arguments, says, steps, env, outputs) = case
+    folder = suite.path("out%d" % number)
+    os.mkdir(folder)
+    if outputs:
+        arguments = arguments + ["--log.json=" + folder + "/log.json", "--log.plot=" + folder + "/loss.svg",
+                                 "--model.save=" + folder + "/model"]
+    return case, folder, run(launch(way, arguments), env={"OMP_NUM_THREADS": "1", **(env or {})})
+
+
+def judge(case, folder, result):
+    name, _, _, says, steps, _, _ = case[1]
+    status, out, err = result
+    shown = "%s: status %s, stderr:\n%s" % (name, status, err)
+    suite.check(status is not None and 0 < status < 128, "exit status: " + shown)
+    lines = [line for line in err.split("\n") if line.strip()]
+    head = [line for line in lines if not line.startswith("  from ")]
+    suite.check(len(head) == 1 and "failed: " in head[0], "one message: " + shown)
+    suite.check(all(word in err for word in says), "says %r: %s" % (says, shown))
+    suite.check("failed" not in out and "rror" not in out, "stdout of %s: %s" % (name, out))
+    suite.equal(leftovers(folder, steps), [], "left behind by " + name)
+
+
+with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    for done in pool.map(attempt, enumerate(cases)):
+        judge(*done)
+
+# ---- sample ----
+saved = suite.path("good")
+for name, arguments, word in [("no folder", [], "which model"), ("no such folder", [suite.path("none")], "none"),
+                              ("unknown key", [saved, "--token=3"], "'tokens'"),
+                              ("empty prompt", [saved, "--prompt="], "prompt"),
+                              ("another vocabulary", [os.path.join(GOLDEN, "llama_tiny")], "256"),
+                              ("zero tokens", [saved, "--tokens=0"], "tokens")]:
+    status, out, err = run([SAMPLE] + arguments)
+    suite.check(status == 1 and err.count("failed: ") == 1 and word in err and out == "",
+                "sample, %s: status %s, %s%s" % (name, status, out, err))
+suite.close()
