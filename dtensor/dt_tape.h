@@ -1,9 +1,11 @@
-/* dtensor/dt_tape.h - the record of a computation: an append-only array of nodes that backward walks from the end.
+/* dtensor/dt_tape.h - the record of a computation: an append-only array of nodes that backward
+ * walks from the end.
  *
- * Every op takes the tape first and its results belong to the tape. There is no global gradient mode: a tape made with
- * .no_grad only owns. One tape per microbatch in flight. Parameters are leaves on no tape.
- * An op that fails returns the tape's failed tensor, which every op passes on; dt_tape_status and dt_backward report the
- * first error. Read next: dtensor/dt_op.h (how an op is made), dtensor/ops/dt_ops.h (the ops). */
+ * Every op takes the tape first and its results belong to the tape. There is no global gradient
+ * mode: a tape made with .no_grad only owns. One tape per microbatch in flight. Parameters are
+ * leaves on no tape. An op that fails returns the tape's failed tensor, which every op passes on;
+ * dt_tape_status and dt_backward report the first error. Read next: dtensor/dt_op.h (how an op is
+ * made), dtensor/ops/dt_ops.h (the ops). */
 #pragma once
 
 #include "dtensor/dt_tensor.h"
@@ -23,7 +25,8 @@ void dt_tape_destroy(dt_tape **tape);
 /* Forget all nodes and tensors but keep the memory of the tape itself, for the next microbatch. */
 void dt_tape_reset(dt_tape *tape, const dt_tape_options *options);
 
-/* The first error of an op on this tape, with its trace: op, layouts, module path, source line. DT_OK if none. */
+/* The first error of an op on this tape, with its trace: op, layouts, module path, source line.
+ * DT_OK if none. */
 DT_NODISCARD dt_status dt_tape_status(const dt_tape *tape);
 /* Record an error from outside of an op; later errors are dropped. Returns st. */
 dt_status dt_tape_fail(dt_tape *tape, dt_status st);
@@ -39,45 +42,51 @@ int64_t dt_tape_saved_bytes(const dt_tape *tape);
 /* A line a node: op, module path, layouts, bytes saved. */
 void dt_tape_print(const dt_tape *tape, void (*print)(void *arg, const char *line), void *arg);
 
-/* dt_backward - gradients of a scalar loss (placed R or P) to every leaf that asked, accumulated there.
- * Collective: the adjoints of the redistributes recorded.   Errors: the tape's, or of a failing backward.
- * Saved tensors go as the walk passes them; a tape is walked once. */
+/* dt_backward - gradients of a scalar loss (placed R or P) to every leaf that asked, accumulated
+ * there.
+ * Collective: the adjoints of the redistributes recorded.   Errors: the tape's, or of a failing
+ * backward. Saved tensors go as the walk passes them; a tape is walked once. */
 DT_NODISCARD dt_status dt_backward(dt_tape *tape, dt_tensor *loss);
 /* From n outputs with given gradients (NULL entries: none), for pipeline stages. */
 DT_NODISCARD dt_status dt_backward_from(dt_tape *tape, int n, dt_tensor *const *outputs,
                                         const dt_local *grads);
-/* The same in two parts (zero-bubble schedules), together bit-equal to dt_backward: first the gradients of what is not a
- * parameter, keeping for every node with parameters only what their gradients need; then those of the parameters. */
+/* The same in two parts (zero-bubble schedules), together bit-equal to dt_backward: first the
+ * gradients of what is not a parameter, keeping for every node with parameters only what their
+ * gradients need; then those of the parameters. */
 DT_NODISCARD dt_status dt_backward_input(dt_tape *tape, int n, dt_tensor *const *outputs,
                                          const dt_local *grads);
 DT_NODISCARD dt_status dt_backward_weight(dt_tape *tape);
 
-/* A scope: tensors made since begin, other than the kept ones, give their local arrays back at its end, unless saved for
- * backward (then only the saved copy lives). Module calls are scopes. */
+/* A scope: tensors made since begin, other than the kept ones, give their local arrays back at its
+ * end, unless saved for backward (then only the saved copy lives). Module calls are scopes. */
 void dt_scope_begin(dt_tape *tape);
 void dt_scope_end(dt_tape *tape, int nkeep, dt_tensor *const *keep);
-/* Give one tensor's local array back now (a layer's input that nothing else reads). Leaves are left alone. */
+/* Give one tensor's local array back now (a layer's input that nothing else reads). Leaves are left
+ * alone. */
 void dt_tensor_drop(dt_tensor *x);
 /* A handle of the caller's own on a tape's tensor; shares the bytes. Destroy it. */
 DT_NODISCARD dt_status dt_tensor_keep(dt_tensor *x, dt_tensor **kept_out);
 
 /* ---- for nn: module calls ---- */
 
-/* The module path in force ("model.layers.0.mlp"), for errors, names and dropout keys; call and return. */
+/* The module path in force ("model.layers.0.mlp"), for errors, names and dropout keys; call and
+ * return. */
 void dt_tape_enter(dt_tape *tape, const char *path);
 void dt_tape_leave(dt_tape *tape);
 const char *dt_tape_path(const dt_tape *tape);
 /* 0, 1, 2 ... within the current module call: the ordinal of a dropout. */
 int dt_tape_next_ordinal(dt_tape *tape);
 
-/* A marker: a node without inputs whose function is called when the walk of backward reaches it. `reached` says whether a
- * gradient has arrived at one of the n watched tensors (end markers watch the outputs of a call; begin markers pass the
- * end marker's index as `pair` and are reached if it was). phase: which walk. */
+/* A marker: a node without inputs whose function is called when the walk of backward reaches it.
+ * `reached` says whether a gradient has arrived at one of the n watched tensors (end markers watch
+ * the outputs of a call; begin markers pass the end marker's index as `pair` and are reached if it
+ * was). phase: which walk. */
 typedef enum dt_walk { DT_WALK_ALL, DT_WALK_INPUT, DT_WALK_WEIGHT } dt_walk;
 typedef dt_status (*dt_marker)(dt_tape *tape, void *arg, dt_walk walk);
 int dt_tape_mark_end(dt_tape *tape, dt_marker fn, void *arg, int n, dt_tensor *const *watched);
 int dt_tape_mark_begin(dt_tape *tape, dt_marker fn, void *arg);
-/* In a marker's function: does the walk still have a begin marker with this argument before it? (An earlier call.) */
+/* In a marker's function: does the walk still have a begin marker with this argument before it? (An
+ * earlier call.) */
 bool dt_tape_marker_ahead(const dt_tape *tape, const void *arg);
 /* Tie a begin marker to its end marker, once both exist. */
 void dt_tape_mark_pair(dt_tape *tape, int begin, int end);

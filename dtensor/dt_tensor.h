@@ -1,7 +1,8 @@
 /* dtensor/dt_tensor.h - a global tensor: a layout plus this rank's local array.
  *
- * Owners: the caller (what _create, _distribute and _keep give: dt_tensor_destroy), a module (parameters), or a tape
- * (what ops return). Set-up functions return dt_status; ops take a tape and return tensors (dt_tape.h).
+ * Owners: the caller (what _create, _distribute and _keep give: dt_tensor_destroy), a module
+ * (parameters), or a tape (what ops return). Set-up functions return dt_status; ops take a tape and
+ * return tensors (dt_tape.h).
  * Read next: dtensor/dt_tape.h. */
 #pragma once
 
@@ -20,35 +21,42 @@ const dt_layout *dt_tensor_layout(const dt_tensor *x);
 dt_mesh *dt_tensor_mesh(const dt_tensor *x);
 dt_shape dt_tensor_shape(const dt_tensor *x); /* global */
 dt_dtype dt_tensor_dtype(const dt_tensor *x);
-/* This rank's part; borrowed. Its bytes may be written by who owns the tensor (optimizers, loaders). */
+/* This rank's part; borrowed. Its bytes may be written by who owns the tensor (optimizers,
+ * loaders). */
 dt_array *dt_tensor_local(dt_tensor *x);
 bool dt_tensor_requires_grad(const dt_tensor *x);
 /* Leaves only: ask for a gradient (or not). */
 void dt_tensor_set_requires_grad(dt_tensor *x, bool on);
-/* Leaves only: a parameter asks for a gradient, and that gradient may wait for dt_backward_weight. */
+/* Leaves only: a parameter asks for a gradient, and that gradient may wait for
+ * dt_backward_weight. */
 void dt_tensor_set_parameter(dt_tensor *x, bool on);
 const char *dt_tensor_name(const dt_tensor *x); /* "" if it has none */
 DT_NODISCARD dt_status dt_tensor_set_name(dt_tensor *x, const char *name); /* copied */
 
-/* The gradient that backward accumulated in a leaf, in the placement in which it arose; array.storage is NULL if none
- * reached it. Borrowed; clear drops it. */
+/* The gradient that backward accumulated in a leaf, in the placement in which it arose;
+ * array.storage is NULL if none reached it. Borrowed; clear drops it. */
 dt_local *dt_tensor_grad(dt_tensor *x);
 void dt_tensor_clear_grad(dt_tensor *x);
 
-/* dt_tensor_create - a leaf, uninitialised. On a meta mesh it has no bytes. Errors: DT_ERR_NOMEM. */
+/* dt_tensor_create - a leaf, uninitialised. On a meta mesh it has no bytes. Errors:
+ * DT_ERR_NOMEM. */
 DT_NODISCARD dt_status dt_tensor_create(const dt_layout *layout, dt_dtype dtype, dt_tag tag,
                                         dt_tensor **tensor_out);
 void dt_tensor_destroy(dt_tensor **x); /* accepts NULL inside */
 
-/* dt_distribute - a leaf from a whole host array that every rank holds alike; each keeps its part. 0 bytes moved.
- * Errors: DT_ERR_PLACEMENT when the layout has P (a sum of what?); under DT_CHECK=replicas, unequal hosts. */
+/* dt_distribute - a leaf from a whole host array that every rank holds alike; each keeps its part.
+ * 0 bytes moved.
+ * Errors: DT_ERR_PLACEMENT when the layout has P (a sum of what?); under DT_CHECK=replicas, unequal
+ * hosts. */
 DT_NODISCARD dt_status dt_distribute(const dt_layout *layout, dt_dtype dtype, const void *host,
                                      dt_tensor **tensor_out);
-/* dt_full_value - a leaf with every element `value`; P: rank 0 of the axis holds it, the others zero. */
+/* dt_full_value - a leaf with every element `value`; P: rank 0 of the axis holds it, the others
+ * zero. */
 DT_NODISCARD dt_status dt_full_value(const dt_layout *layout, dt_dtype dtype, double value,
                                      dt_tensor **tensor_out);
-/* dt_from_array - a leaf around a local array (shared, not copied) whose shape must be this rank's part of the layout.
- * R promises equal arrays on the ranks of the axis (DT_CHECK=replicas compares them). Errors: DT_ERR_SHAPE. */
+/* dt_from_array - a leaf around a local array (shared, not copied) whose shape must be this rank's
+ * part of the layout. R promises equal arrays on the ranks of the axis (DT_CHECK=replicas compares
+ * them). Errors: DT_ERR_SHAPE. */
 DT_NODISCARD dt_status dt_from_array(const dt_layout *layout, const dt_array *local,
                                      dt_tensor **tensor_out);
 
@@ -58,12 +66,14 @@ DT_NODISCARD dt_status dt_tensor_read_sync(dt_tensor *x, void *host);
 /* The same as f32 numbers, and a scalar's value. */
 DT_NODISCARD dt_status dt_tensor_read_f32_sync(dt_tensor *x, float *host);
 DT_NODISCARD dt_status dt_tensor_item_sync(dt_tensor *x, double *value_out);
-/* "w [4, 6] f32 [S(0)@tp], local [2, 6]: 0.1 0.2 ... " to `print`; local values only, no communication. */
+/* "w [4, 6] f32 [S(0)@tp], local [2, 6]: 0.1 0.2 ... " to `print`; local values only, no
+ * communication. */
 const char *dt_tensor_print(dt_tensor *x, char *buf, size_t size_bytes);
 
 /* ---- moving between layouts, outside of tapes ---- */
 
-/* dt_move - bring n local arrays to other layouts, coalesced: steps of one kind on the same axes are one call.
+/* dt_move - bring n local arrays to other layouts, coalesced: steps of one kind on the same axes
+ * are one call.
  *   in   src, dst   src[i] on the same mesh as dst[i]; all on one mesh
  *        channel    0..3
  *        label      for DT_EXPLAIN and traces
@@ -72,15 +82,18 @@ const char *dt_tensor_print(dt_tensor *x, char *buf, size_t size_bytes);
 DT_NODISCARD dt_status dt_move(int n, const dt_local *src, const dt_layout *const *dst, int channel,
                                const char *label, dt_tag tag, dt_local *out);
 
-/* The same in two parts, so that communication runs while the host computes: begin issues the first collective and returns;
- * finish waits, issues what else the plans need, and gives the results. In between neither src nor `into` may be touched.
+/* The same in two parts, so that communication runs while the host computes: begin issues the first
+ * collective and returns; finish waits, issues what else the plans need, and gives the results. In
+ * between neither src nor `into` may be touched.
  * Collective: as dt_move.   Blocks: only dt_move_finish. */
 typedef struct dt_moving dt_moving;
 typedef struct dt_move_options {
-    int channel;                 /* 0 has no worker: its calls run at finish; 1..3 run in the background */
+    /* 0 has no worker: its calls run at finish; 1..3 run in the background */
+    int channel;
     const char *label;           /* copied */
     dt_tag tag;                  /* of memory for results and staging */
-    const dt_array *const *into; /* n arrays (entries may be NULL) that shall hold the results; or NULL */
+    /* n arrays (entries may be NULL) that shall hold the results; or NULL */
+    const dt_array *const *into;
 } dt_move_options;
 DT_NODISCARD dt_status dt_move_begin(int n, const dt_local *src, const dt_layout *const *dst,
                                      const dt_move_options *options, dt_moving **moving_out);

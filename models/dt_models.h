@@ -1,7 +1,9 @@
-/* models/dt_models.h - Llama and GPT-2, from a Hugging Face config.json, with Hugging Face's parameter names.
+/* models/dt_models.h - Llama and GPT-2, from a Hugging Face config.json, with Hugging Face's
+ * parameter names.
  *
- * A model is a module that takes {ids [B, S] i32} and gives logits [B, S, V], or takes {ids, targets} and gives the loss:
- * the sum over valid targets divided by what dt_model_set_loss was told. Made on meta: see nn/dt_module.h. */
+ * A model is a module that takes {ids [B, S] i32} and gives logits [B, S, V], or takes {ids,
+ * targets} and gives the loss: the sum over valid targets divided by what dt_model_set_loss was
+ * told. Made on meta: see nn/dt_module.h. */
 #pragma once
 
 #include "tp/dt_tp.h"
@@ -30,23 +32,29 @@ typedef struct dt_model_facts {
 } dt_model_facts;
 
 /* dt_model_create - from a config.json (architecture by model_type or architectures).
- * Errors: DT_ERR_IO, DT_ERR_FORMAT names a missing or unusable field; DT_ERR_UNSUPPORTED names a feature that the models
- * do not have (rope scaling, other activations), so that no number is silently wrong. */
-DT_NODISCARD dt_status dt_model_create(const char *config_path, dt_module **model_out, dt_model_facts *facts_out);
+ * Errors: DT_ERR_IO, DT_ERR_FORMAT names a missing or unusable field; DT_ERR_UNSUPPORTED names a
+ * feature that the models do not have (rope scaling, other activations), so that no number is
+ * silently wrong. */
+DT_NODISCARD dt_status dt_model_create(const char *config_path, dt_module **model_out,
+                                       dt_model_facts *facts_out);
 
-/* Divisor of the loss (valid targets of the global batch) and tokens whose logits exist at once (0: 1024). */
+/* Divisor of the loss (valid targets of the global batch) and tokens whose logits exist at once
+ * (0: 1024). */
 void dt_model_set_loss(dt_module *model, int64_t valid, int64_t chunk);
 /* The layers, to shard or recompute one by one; borrowed. */
 dt_module *dt_model_layer(dt_module *model, int i);
 
 /* What becomes of the vocabulary under tensor parallelism. */
 typedef enum dt_tp_vocab {
-    DT_TP_VOCAB_SPLIT,    /* rows of the embedding and of the head are split; the loss is vocabulary-parallel */
+    /* rows of the embedding and of the head are split; the loss is vocabulary-parallel */
+    DT_TP_VOCAB_SPLIT,
     DT_TP_VOCAB_GATHERED, /* the same, but the loss sees gathered logits */
-    DT_TP_VOCAB_WHOLE     /* every rank holds all of it; under sequence parallelism the loss is then P */
+    /* every rank holds all of it; under sequence parallelism the loss is then P */
+    DT_TP_VOCAB_WHOLE
 } dt_tp_vocab;
 
-/* The tensor-parallel plans, beside the models in llama_plan.c and gpt2_plan.c; static. `sequence`: sequence parallelism. */
+/* The tensor-parallel plans, beside the models in llama_plan.c and gpt2_plan.c; static. `sequence`:
+ * sequence parallelism. */
 dt_tp_plan dt_llama_tp_plan(dt_tp_vocab vocab, bool sequence);
 dt_tp_plan dt_gpt2_tp_plan(dt_tp_vocab vocab, bool sequence);
 /* By architecture. */

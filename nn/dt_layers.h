@@ -1,5 +1,6 @@
-/* nn/dt_layers.h - the layers that models are built of. All are made on meta; x is [B, S, n] where not said otherwise.
- * Parameter names are Hugging Face's. Each module gives one tensor. Read next: models/dt_models.h. */
+/* nn/dt_layers.h - the layers that models are built of. All are made on meta; x is [B, S, n] where
+ * not said otherwise. Parameter names are Hugging Face's. Each module gives one tensor. Read next:
+ * models/dt_models.h. */
 #pragma once
 
 #include "nn/dt_module.h"
@@ -11,7 +12,8 @@ typedef struct dt_linear_options {
     int64_t in, out;
     bool bias;
     bool in_out;      /* weights stored [in, out], as GPT-2's Conv1D */
-    /* in_out only: the logical shape of `out`, such as [3, heads, head_dim]; ndim 0: [out]. It is also the output's. */
+    /* in_out only: the logical shape of `out`, such as [3, heads, head_dim]; ndim 0: [out]. It is
+     * also the output's. */
     dt_shape split;
     double std;       /* of the weight's initial values */
 } dt_linear_options;
@@ -19,13 +21,15 @@ typedef struct dt_linear_options {
 DT_NODISCARD dt_status dt_layer_linear(const dt_linear_options *options, dt_module **module_out);
 
 /* weight [count, n]; takes ids [B, S] i32. */
-DT_NODISCARD dt_status dt_layer_embedding(int64_t count, int64_t n, double std, dt_module **module_out);
+DT_NODISCARD dt_status dt_layer_embedding(int64_t count, int64_t n, double std,
+                                          dt_module **module_out);
 /* weight [n]; weight and bias [n]. */
 DT_NODISCARD dt_status dt_layer_rmsnorm(int64_t n, double eps, dt_module **module_out);
 DT_NODISCARD dt_status dt_layer_layernorm(int64_t n, double eps, dt_module **module_out);
 
 typedef struct dt_dropout_rates {
-    double embedding, attention_output, mlp_output; /* 0: none; the probabilities of attention are never dropped */
+    /* 0: none; the probabilities of attention are never dropped */
+    double embedding, attention_output, mlp_output;
 } dt_dropout_rates;
 
 /* Llama: q_proj, k_proj, v_proj, o_proj; rotary positions; grouped queries. */
@@ -35,11 +39,13 @@ typedef struct dt_attention_layer_options {
     bool bias;
     double std, dropout;
 } dt_attention_layer_options;
-DT_NODISCARD dt_status dt_layer_attention(const dt_attention_layer_options *options, dt_module **module_out);
+DT_NODISCARD dt_status dt_layer_attention(const dt_attention_layer_options *options,
+                                          dt_module **module_out);
 /* Llama: down(silu(gate x) * up x): gate_proj, up_proj, down_proj. */
-DT_NODISCARD dt_status dt_layer_swiglu_mlp(int64_t n, int64_t hidden, bool bias, double std, double dropout,
-                                           dt_module **module_out);
-/* GPT-2: c_attn (fused q, k, v), c_proj; and c_fc, gelu (tanh), c_proj. out_std: of the c_proj weights. */
+DT_NODISCARD dt_status dt_layer_swiglu_mlp(int64_t n, int64_t hidden, bool bias, double std,
+                                           double dropout, dt_module **module_out);
+/* GPT-2: c_attn (fused q, k, v), c_proj; and c_fc, gelu (tanh), c_proj. out_std: of the c_proj
+ * weights. */
 DT_NODISCARD dt_status dt_layer_gpt2_attention(int64_t n, int64_t heads, double std, double out_std,
                                                double dropout, dt_module **module_out);
 DT_NODISCARD dt_status dt_layer_gpt2_mlp(int64_t n, int64_t hidden, double std, double out_std,
@@ -52,13 +58,16 @@ typedef struct dt_block_parts {
 } dt_block_parts;
 DT_NODISCARD dt_status dt_layer_block(const dt_block_parts *parts, dt_module **module_out);
 
-/* The head and the loss. Takes {x} and gives logits [B, S, V], or takes {x, targets [B, S]} and gives the scalar loss
- * sum of -log softmax / valid without holding all logits at once (dt_linear_cross_entropy).
- * `tied`: the embedding's parameter, or NULL for a weight [V, n] of its own. */
+/* The head and the loss. Takes {x} and gives logits [B, S, V], or takes {x, targets [B, S]} and
+ * gives the scalar loss sum of -log softmax / valid without holding all logits at once
+ * (dt_linear_cross_entropy). `tied`: the embedding's parameter, or NULL for a weight [V, n] of its
+ * own. */
 DT_NODISCARD dt_status dt_layer_lm_head(int64_t n, int64_t vocab, double std, dt_param *tied,
                                         dt_module **module_out);
-/* The divisor of the loss: valid targets of the global batch, set once a step; and tokens whose logits exist at once. */
+/* The divisor of the loss: valid targets of the global batch, set once a step; and tokens whose
+ * logits exist at once. */
 void dt_layer_lm_head_set(dt_module *head, int64_t valid, int64_t chunk);
-/* With a vocabulary that is split: let the loss see whole logits (linear, redistribute to R, cross-entropy) and not be
- * vocabulary-parallel.   Cost: one all-gather of the logits; all of them exist at once. */
+/* With a vocabulary that is split: let the loss see whole logits (linear, redistribute to R,
+ * cross-entropy) and not be vocabulary-parallel.   Cost: one all-gather of the logits; all of them
+ * exist at once. */
 void dt_layer_lm_head_gather(dt_module *head, bool on);
