@@ -1,0 +1,413 @@
+/* tests/nn/test_module.c - the tree of modules, placing, and initial values that are the same on every mesh. */
+#include "base/dt_random.h"
+#include "models/dt_models.h"
+#include "tests/harness.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+static const char *golden = "tests/golden";
+
+static dt_values pass_on(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    (void)m;
+    (void)t;
+    return *in;
+}
+
+static const dt_module_kind plain = {"plain", 16, pass_on};
+
+static dt_module *make(void)
+{
+    dt_module *m = NULL;
+    ck_ok(dt_module_create(&plain, &m));
+    return m;
+}
+
+static dt_status mesh_of(dt_world *world, dt_device_kind device, const dt_axis *axes, int naxes,
+                         dt_mesh **out)
+{
+    dt_mesh_options o = {0};
+    for (int a = 0; a < naxes; a++)
+        o.axes[a] = axes[a];
+    DT_TRY(dt_mesh_create(world, (dt_device){device, 0}, &o, out));
+    return DT_OK;
+}
+
+/* ---- the tree ---- */
+
+#define ck_fails(st, word, call)                                                            \
+    do {                                                                                    \
+        ck_assert_msg((call) == (st), "%s: %s", #call, dt_error_trace());                   \
+        ck_assert_msg(strstr(dt_error_trace(), (word)), "%s: %s", #call, dt_error_trace()); \
+    } while (0)
+
+/* root { a { weight; x { weight, bias } }, b { weight = a's } } */
+static dt_module *tree(void)
+{
+    dt_module *root = make(), *a = make(), *x = make(), *b = make();
+    const dt_init zeros = {DT_INIT_ZEROS, 0}, normal = {DT_INIT_NORMAL, 0.5};
+    dt_param *w = NULL;
+    ck_ok(dt_module_add_param(a, "weight", DT_SHAPE(6, 4), NULL, normal, &w));
+    ck_ok(
+        dt_module_add_param(x, "weight", DT_SHAPE(2, 3, 4), &(dt_shape){2, {2, 12}}, normal, NULL));
+    ck_ok(dt_module_add_param(x, "bias", DT_SHAPE(3), NULL, zeros, NULL));
+    ck_ok(dt_module_tie(b, "weight", w));
+    ck_ok(dt_module_add(a, "x", x));
+    ck_ok(dt_module_add(root, "a", a));
+    ck_ok(dt_module_add(root, "b", b));
+    return root;
+}
+
+START_TEST(names_and_paths)
+{
+    dt_module *root = tree(), *stray = make();
+    dt_module *x = dt_module_find(root, "a.x");
+    ck_assert_ptr_nonnull(x);
+    ck_fails(DT_ERR_ARG, "root", dt_module_finish(x));
+    ck_ok(dt_module_finish(root));
+    ck_assert_str_eq(dt_module_path(root), "");
+    ck_assert_str_eq(dt_module_path(x), "a.x");
+    ck_assert_ptr_eq(dt_module_find(root, ""), root);
+    ck_assert_ptr_eq(dt_module_find(dt_module_child(root, 0), "x"), x);
+    ck_assert_ptr_null(dt_module_find(root, "a.y"));
+    ck_assert_ptr_null(dt_module_find(root, "a.x.weight"));
+    ck_assert_ptr_null(dt_module_find(root, "ab"));
+    ck_assert_str_eq(dt_module_param(x, "bias")->name, "a.x.bias");
+    ck_assert_ptr_null(dt_module_param(x, "biases"));
+    ck_assert_str_eq(dt_module_kind_name(x), "plain");
+    for (int i = 0; i < 16; i++)
+        ck_assert_int_eq(((char *)dt_module_state(x))[i], 0);
+    ck_fails(DT_ERR_ARG, "two children", dt_module_add(root, "a", stray));
+    ck_fails(DT_ERR_ARG, "dot", dt_module_add(root, "a.b", stray));
+    ck_fails(DT_ERR_ARG, "letters", dt_module_add(root, "", stray));
+    ck_fails(DT_ERR_ARG, "parent already", dt_module_add(root, "c", x));
+    ck_fails(DT_ERR_ARG, "two parameters",
+             dt_module_add_param(x, "bias", DT_SHAPE(1), NULL, (dt_init){0}, NULL));
+    ck_fails(DT_ERR_SHAPE, "7 elements",
+             dt_module_add_param(x, "c", DT_SHAPE(6), &(dt_shape){1, {7}}, (dt_init){0}, NULL));
+    dt_module_destroy(&stray);
+    dt_module_destroy(&root);
+    ck_assert_ptr_null(root);
+    dt_module_destroy(&root);
+}
+END_TEST
+
+START_TEST(parameters_each_once)
+{
+    dt_module *root = tree();
+    ck_ok(dt_module_finish(root));
+    int n = 0;
+    dt_param *const *p = dt_module_params(root, &n);
+    static const char *const names[] = {"a.weight", "a.x.weight", "a.x.bias"};
+    ck_assert_int_eq(n, 3);
+    for (int i = 0; i < n; i++)
+        ck_assert_str_eq(p[i]->name, names[i]);
+    ck_assert_int_eq(p[0]->users, 2);
+    ck_assert_int_eq(dt_module_count(root), 24 + 24 + 3);
+    ck_assert_int_eq(dt_module_count(dt_module_find(root, "b")), 24);
+    ck_assert_int_eq(dt_module_local_bytes(root), 51 * 4);
+    dt_module_destroy(&root);
+}
+END_TEST
+
+/* ---- placing ---- */
+
+static void note_line(void *arg, const char *text)
+{
+    char *all = arg;
+    (void)snprintf(all + strlen(all), 2000 - strlen(all), "%s\n", text);
+}
+
+static dt_status place_tree(dt_module *root, dt_mesh *mesh)
+{
+    TEST_FAILS(DT_ERR_STATE, "dt_module_finish", dt_module_place(root, mesh, "*", ""));
+    TEST_FAILS(DT_ERR_STATE, "dt_module_finish", dt_module_materialize(root, mesh, 1));
+    DT_TRY(dt_module_finish(root));
+    int n = 0;
+    dt_param *const *p = dt_module_params(root, &n);
+    TEST_FAILS(DT_ERR_ARG, "matches 'z*'", dt_module_place(root, mesh, "z*", ""));
+    TEST_FAILS(DT_ERR_PLACEMENT, "a.weight", dt_module_place(root, mesh, "a.weight", "P@tp"));
+    TEST_FAILS(DT_ERR_PLACEMENT, "", dt_module_place(root, mesh, "a.x.bias", "S(1)@tp"));
+    for (int i = 0; i < n; i++)
+        TEST_THAT(!p[i]->layout, "a failed call places nothing");
+    DT_TRY(dt_module_place(root, mesh, "*.weight", "S(0)@tp"));
+    p[1]->dtype = DT_BF16;
+    p[2]->frozen = true;
+    TEST_THAT(dt_module_local_bytes(root) == 12 * 4 + 12 * 2 + 3 * 4, "half of the weights");
+    DT_TRY(dt_module_materialize(root, mesh, 7));
+    TEST_THAT(p[2]->layout->nsplit[0] == 0, "not placed: R");
+    TEST_THAT(dt_tensor_requires_grad(p[0]->tensor) && !dt_tensor_requires_grad(p[2]->tensor),
+              "frozen");
+    TEST_THAT(strcmp(dt_tensor_name(p[1]->tensor), "a.x.weight") == 0, "named");
+    TEST_THAT(dt_tensor_dtype(p[1]->tensor) == DT_BF16, "its own type");
+    const dt_tensor *before = p[0]->tensor;
+    DT_TRY(dt_module_materialize(root, mesh, 8));
+    TEST_THAT(p[0]->tensor == before, "only once");
+    TEST_FAILS(DT_ERR_STATE, "materialized already", dt_module_place(root, mesh, "*", ""));
+    char all[2000] = "";
+    dt_module_print(root, note_line, all);
+    static const char *const words[] = {"model (plain)", "a.x (plain)",
+                                        "a.weight [6, 4] f32 [S(0)@tp] local [3, 4] tied",
+                                        "a.x.weight [2, 3, 4] bf16 [S(0)@tp] local [1, 3, 4]"};
+    for (int i = 0; i < DT_COUNT(words); i++)
+        TEST_THAT(strstr(all, words[i]), "'%s' lacks '%s'", all, words[i]);
+    return DT_OK;
+}
+
+static dt_status placing_body(dt_world *world, void *arg)
+{
+    (void)arg;
+    dt_mesh *mesh = NULL;
+    dt_module *root = tree();
+    DT_TRY(mesh_of(world, DT_CPU, (dt_axis[]){{"tp", 2}}, 1, &mesh));
+    DT_TRY(place_tree(root, mesh));
+    dt_module_destroy(&root);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(placing)
+{
+    test_ranks(2, placing_body, NULL);
+}
+END_TEST
+
+static dt_status no_room_body(dt_world *world, void *arg)
+{
+    (void)arg;
+    dt_mesh *mesh = NULL;
+    dt_module *root = tree();
+    DT_TRY(mesh_of(world, DT_CPU, (dt_axis[]){{"tp", 1}}, 1, &mesh));
+    DT_TRY(dt_module_finish(root));
+    TEST_FAILS(DT_ERR_NOMEM, "parameter a.x.weight", dt_module_materialize(root, mesh, 7));
+    dt_module_destroy(&root);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(no_room_names_the_parameter)
+{
+    const dt_world_options o = {.heap.limit_bytes = 150};
+    test_ranks_with(1, &o, no_room_body, NULL);
+}
+END_TEST
+
+/* ---- initial values: those of the named Philox sequence at the global index of the file shape, on every mesh ---- */
+
+typedef struct init_case {
+    const char *model;
+    int naxes;
+    dt_axis axes[2];
+} init_case;
+
+static const init_case init_cases[] = {
+    {"llama_tiny", 1, {{"tp", 1}}},
+    {"llama_tiny", 1, {{"tp", 2}}},
+    {"llama_tiny", 1, {{"tp", 3}}},
+    {"llama_tiny", 1, {{"tp", 4}}},
+    {"llama_tiny", 2, {{"dp", 2}, {"tp", 2}}},
+    {"gpt2_tiny", 1, {{"tp", 1}}},
+    {"gpt2_tiny", 1, {{"tp", 2}}},
+    {"gpt2_tiny", 1, {{"tp", 3}}},
+    {"gpt2_tiny", 1, {{"tp", 4}}},
+    {"gpt2_tiny", 2, {{"dp", 2}, {"tp", 2}}},
+};
+
+enum { SEED = 5 };
+
+/* The value of an element of the file shape; bits. */
+static float initial(const dt_param *p, int64_t index)
+{
+    if (p->init.kind != DT_INIT_NORMAL)
+        return p->init.kind == DT_INIT_ONES ? 1.0f : 0.0f;
+    return (float)(p->init.std * (double)dt_normal(dt_key_named(SEED, p->name), (uint64_t)index));
+}
+
+/* My block of p against the sequence; every `stride`-th element. */
+static dt_status check_initial(const dt_param *p, int64_t stride)
+{
+    int64_t at[DT_MAX_DIMS];
+    const dt_shape part = dt_layout_local(p->layout, dt_mesh_coord(dt_layout_mesh(p->layout)), at);
+    const float *got = dt_array_data(dt_tensor_local(p->tensor));
+    TEST_THAT(dt_shape_count(p->shape) == dt_shape_count(p->file_shape), "%s", p->name);
+    for (int64_t i = 0; i < dt_shape_count(part); i += stride) {
+        int64_t rest = i, index = 0, step = 1;
+        for (int d = part.ndim - 1; d >= 0; d--) {
+            index += (at[d] + rest % part.dim[d]) * step;
+            rest /= part.dim[d];
+            step *= p->shape.dim[d];
+        }
+        const float want = initial(p, index);
+        TEST_THAT(memcmp(&got[i], &want, sizeof want) == 0, "%s: element %lld is %g, not %g",
+                  p->name, (long long)index, (double)got[i], (double)want);
+    }
+    return DT_OK;
+}
+
+/* Dim d by these axes, or the last dim of parameters that have fewer. */
+static dt_status place_all(dt_module *m, dt_mesh *mesh, const char *axes, int d)
+{
+    int n = 0;
+    dt_param *const *p = dt_module_params(m, &n);
+    for (int i = 0; i < n; i++) {
+        char text[64];
+        const int last = p[i]->shape.ndim - 1, dim = d < last ? d : last;
+        (void)snprintf(text, sizeof text, "S(%d)@%s", dim, axes);
+        DT_TRY(dt_mesh_layout_text(mesh, p[i]->shape, text, &p[i]->layout));
+    }
+    return DT_OK;
+}
+
+static dt_status check_split(const init_case *c, dt_mesh *mesh, const char *axes, int d)
+{
+    char config[300];
+    dt_module *m = NULL;
+    dt_model_facts facts;
+    int n = 0;
+    (void)snprintf(config, sizeof config, "%s/%s/config.json", golden, c->model);
+    DT_TRY(dt_model_create(config, &m, &facts));
+    DT_TRY(place_all(m, mesh, axes, d));
+    DT_TRY(dt_module_materialize(m, mesh, SEED));
+    dt_param *const *p = dt_module_params(m, &n);
+    TEST_THAT(n > 10, "%d parameters", n);
+    for (int i = 0; i < n; i++)
+        DT_TRY(check_initial(p[i], dt_shape_count(p[i]->shape) > 2000 ? 13 : 1));
+    dt_module_destroy(&m);
+    return DT_OK;
+}
+
+static dt_status init_body(dt_world *world, void *arg)
+{
+    const init_case *c = arg;
+    static const char *const nested[] = {"dp>tp", "tp>dp", "tp"};
+    dt_mesh *mesh = NULL;
+    DT_TRY(mesh_of(world, DT_CPU, c->axes, c->naxes, &mesh));
+    for (int d = 0; d < (c->model[0] == 'g' ? 4 : 2); d++) {
+        for (int k = 0; k < (c->naxes == 2 ? 3 : 1); k++)
+            DT_TRY(check_split(c, mesh, c->naxes == 2 ? nested[k] : "tp", d));
+    }
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(same_initial_values_on_every_mesh)
+{
+    init_case c = init_cases[_i];
+    test_ranks(c.axes[0].size * (c.naxes > 1 ? c.axes[1].size : 1), init_body, &c);
+}
+END_TEST
+
+/* ---- Llama 405B on 16,384 ranks: names, layouts and bytes, without a byte of weights ---- */
+
+static int64_t ceil_part(int64_t n, int64_t k, int64_t r)
+{
+    const int64_t c = (n + k - 1) / k, lo = r * c < n ? r * c : n, hi = lo + c < n ? lo + c : n;
+    return hi - lo;
+}
+
+/* Elements of a [rows, columns] matrix: rows (or columns) by tp, then rows of what is left by dp. */
+static int64_t shard(int64_t rows, int64_t columns, bool by_columns, int64_t dp, int64_t tp)
+{
+    if (by_columns)
+        return ceil_part(rows, 2048, dp) * ceil_part(columns, 8, tp);
+    return ceil_part(ceil_part(rows, 8, tp), 2048, dp) * columns;
+}
+
+static int64_t expected_elements(const dt_llama_config *c, int rank)
+{
+    const int64_t dp = rank / 8, tp = rank % 8, n = c->hidden_size, f = c->intermediate_size;
+    const int64_t q = c->num_attention_heads * c->head_dim,
+                  kv = c->num_key_value_heads * c->head_dim;
+    const int64_t layer = shard(q, n, false, dp, tp) + 2 * shard(kv, n, false, dp, tp) +
+                          shard(n, q, true, dp, tp) + 2 * shard(f, n, false, dp, tp) +
+                          shard(n, f, true, dp, tp) + 2 * ceil_part(n, 2048, dp);
+    return c->num_hidden_layers * layer + 2 * shard(c->vocab_size, n, false, dp, tp) +
+           ceil_part(n, 2048, dp);
+}
+
+static int64_t resident_bytes(void)
+{
+    long total = 0, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    ck_assert_ptr_nonnull(f);
+    ck_assert_int_eq(fscanf(f, "%ld %ld", &total, &resident), 2);
+    (void)fclose(f);
+    return resident * sysconf(_SC_PAGESIZE);
+}
+
+START_TEST(llama_405b)
+{
+    static const int ranks[] = {0, 12345, 16383};
+    static const struct {
+        const char *pattern, *layout;
+    } plan[] = {{"*norm.weight", "S(0)@dp_shard"},
+                {"*layernorm.weight", "S(0)@dp_shard"},
+                {"*[qkv]_proj.weight", "S(0)@tp>dp_shard"},
+                {"*gate_proj.weight", "S(0)@tp>dp_shard"},
+                {"*up_proj.weight", "S(0)@tp>dp_shard"},
+                {"*o_proj.weight", "S(1)@tp, S(0)@dp_shard"},
+                {"*down_proj.weight", "S(1)@tp, S(0)@dp_shard"},
+                {"*embed_tokens.weight", "S(0)@tp>dp_shard"},
+                {"lm_head.weight", "S(0)@tp>dp_shard"}};
+    const dt_llama_config c = {.vocab_size = 128256,
+                               .hidden_size = 16384,
+                               .intermediate_size = 53248,
+                               .num_hidden_layers = 126,
+                               .num_attention_heads = 128,
+                               .num_key_value_heads = 8,
+                               .head_dim = 128,
+                               .max_position_embeddings = 131072,
+                               .rope_theta = 500000,
+                               .rms_norm_eps = 1e-5,
+                               .initializer_range = 0.02};
+    const int rank = ranks[_i];
+    const int64_t before = resident_bytes();
+    const clock_t start = clock();
+    dt_world *world = NULL;
+    dt_mesh *mesh = NULL;
+    dt_module *m = NULL;
+    dt_heap *heap = NULL;
+    ck_ok(dt_world_create(
+        &(dt_world_options){.backend = DT_BACKEND_FAKE, .fake_rank = rank, .fake_size = 16384},
+        &world));
+    ck_ok(mesh_of(world, DT_META, (dt_axis[]){{"dp_shard", 2048}, {"tp", 8}}, 2, &mesh));
+    ck_ok(dt_llama_create(&c, &m));
+    for (int i = 0; i < DT_COUNT(plan); i++)
+        ck_ok(dt_module_place(m, mesh, plan[i].pattern, plan[i].layout));
+    ck_ok(dt_module_materialize(m, mesh, 1));
+    ck_assert_int_eq(dt_module_count(m), INT64_C(405853388800)); /* the published size */
+    ck_assert_int_eq(dt_module_local_bytes(m), 4 * expected_elements(&c, rank));
+    ck_ok(dt_world_heap(world, (dt_device){DT_META, 0}, &heap));
+    ck_assert_int_eq(dt_heap_get_stats(heap).live[DT_TAG_PARAMETER],
+                     4 * expected_elements(&c, rank));
+    ck_assert_int_eq(dt_world_counts(world).total_calls, 0);
+    const int64_t used = resident_bytes() - before;
+    (void)printf("405B, rank %d of 16384: %lld bytes of parameters; %.3f s, %.1f MB of memory\n",
+                 rank, (long long)dt_module_local_bytes(m),
+                 (double)(clock() - start) / CLOCKS_PER_SEC, (double)used / 1e6);
+    ck_assert_int_lt(used, 1000000000);
+    dt_module_destroy(&m);
+    dt_mesh_destroy(&mesh);
+    dt_world_destroy(&world);
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    golden = argc > 1 ? argv[1] : golden;
+    Suite *suite = suite_create("module");
+    TCase *tc = tcase_create("module");
+    tcase_set_timeout(tc, 0);
+    tcase_add_test(tc, names_and_paths);
+    tcase_add_test(tc, parameters_each_once);
+    tcase_add_test(tc, placing);
+    tcase_add_test(tc, no_room_names_the_parameter);
+    tcase_add_loop_test(tc, same_initial_values_on_every_mesh, 0, DT_COUNT(init_cases));
+    tcase_add_loop_test(tc, llama_405b, 0, 3);
+    suite_add_tcase(suite, tc);
+    return test_main(suite);
+}
