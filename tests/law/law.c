@@ -2,6 +2,7 @@
 #include "tests/law/law.h"
 
 #include "base/dt_json.h"
+#include "tests/harness.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -53,10 +54,12 @@ static dt_status configure(const law_case *c, paths *p, train_config *config)
                      .decay = kind && strcmp(kind, "warmup_cosine") == 0 ? DT_DECAY_COSINE
                                                                          : DT_DECAY_NONE,
                      .min_ratio = number(schedule, "min_lr_ratio")},
-        .dp_replicate = c->ranks,
+        .dp_replicate = c->ranks / (c->tp ? c->tp : 1),
         .dp_shard = 1,
-        .tp = 1,
+        .tp = c->tp ? c->tp : 1,
         .pp = 1,
+        .sp = c->sp,
+        .loss_parallel = !c->gather_logits,
     };
     if (c->eps > 0)
         config->adamw.eps = c->eps;
@@ -231,4 +234,18 @@ double law_compare(const law_run *a, const law_run *b, bool weights, char where[
         }
     }
     return worst;
+}
+
+void law_check_same(const law_run *a, const law_run *one, int steps)
+{
+    char where[128] = "";
+    double worst = law_compare(a, one, false, where);
+    ck_assert_msg(worst <= LAW_ELEMENT_LIMIT, "gradient of %s differs by %g of its largest element",
+                  where, worst);
+    worst = law_compare(a, one, true, where);
+    ck_assert_msg(worst <= LAW_ELEMENT_LIMIT, "weight %s differs by %g of its largest element",
+                  where, worst);
+    for (int i = 0; i < steps; i++)
+        ck_assert_msg(fabs(a->loss[i] - one->loss[i]) <= LAW_LOSS_LIMIT,
+                      "loss of step %d: %.9g, one rank %.9g", i, a->loss[i], one->loss[i]);
 }

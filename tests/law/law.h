@@ -28,6 +28,8 @@ typedef struct law_case {
     bool mpi;                      /* ranks are those of the MPI world, not threads */
     const char *fault;             /* DT_FAULT of the world; NULL: none */
     double eps;                    /* of AdamW; 0: the case's */
+    int tp;                        /* of the ranks, these are tensor parallel; 0: 1. The others replicate */
+    bool sp, gather_logits;        /* with tp: sequence parallelism; no loss parallelism */
 } law_case;
 
 /* Run on every rank; rank 0's results. Errors as dt_status, with trace. */
@@ -40,3 +42,13 @@ const char *law_path(const char *golden, const char *file, char buf[1024]);
 /* Largest |a - b| / max |b| over the tensors of `which` ("grad" or "weight"), and where. Leaves out parameters whose true
  * gradient is zero in part (GPT-2's key bias), if skip_key_bias. */
 double law_compare(const law_run *a, const law_run *b, bool weights, char where[128]);
+
+/* The law, in f32: losses 2e-5 absolute; every gathered gradient and updated weight max|a-b| <= 1e-5 max|b| of its tensor. */
+#define LAW_LOSS_LIMIT    2e-5
+#define LAW_ELEMENT_LIMIT 1e-5
+/* AdamW divides by |g| + eps: with the usual 1e-8 the first update of a weight is lr times the sign of its gradient, and a
+ * gradient that is zero but for rounding (1e-10 of 1e-2) has no sign that any order of additions could agree on. With this
+ * eps the update is a smooth function of the gradient, so every element can be held to the limit. */
+#define LAW_SMOOTH_EPS 1e-4
+/* ck_assert that run a obeys the law; `one` is the same on one rank. */
+void law_check_same(const law_run *a, const law_run *one, int steps);

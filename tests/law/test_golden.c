@@ -1,5 +1,5 @@
 /* tests/law/test_golden.c - training runs against PyTorch's (tests/golden): losses, logits, norms of gradients, final
- * weights, on 1 to 4 ranks of data parallelism and with microbatches. Limits are those of each expected.json. */
+ * weights, on 1 to 4 ranks of data parallelism, with microbatches, and with tensor and sequence parallelism. Limits are those of each expected.json. */
 #include "base/dt_json.h"
 #include "tests/harness.h"
 #include "tests/law/law.h"
@@ -124,13 +124,12 @@ static void check_params(const law_run *run)
     }
 }
 
-static void check_case(const char *golden, int ranks, int micro_batch)
+static void check_case(const law_case *c)
 {
     char path[1024];
     law_run run = {0};
-    const law_case c = {.golden = golden, .ranks = ranks, .micro_batch = micro_batch};
-    ck_ok(dt_json_load(law_path(golden, "expected.json", path), &expected));
-    ck_ok(law_train(&c, &run));
+    ck_ok(dt_json_load(law_path(c->golden, "expected.json", path), &expected));
+    ck_ok(law_train(c, &run));
     check_logits(&run);
     for (int i = 0; i < run.nparams;
          i++) { /* the norms that training prints are those of the gathered gradients */
@@ -148,7 +147,26 @@ static const char *const cases[] = {"llama_tiny", "llama_tied", "gpt2_tiny"};
 
 START_TEST(training_equals_pytorch)
 {
-    check_case(cases[_i / 12], _i % 4 + 1, _i / 4 % 3);
+    check_case(&(law_case){
+        .golden = cases[_i / 12], .ranks = _i % 4 + 1, .micro_batch = _i / 4 % 3});
+}
+END_TEST
+
+static const law_case tp[] = {
+    {.golden = "llama_tiny", .ranks = 2, .tp = 2, .sp = true},
+    {.golden = "llama_tiny", .ranks = 4, .tp = 4, .gather_logits = true},
+    {.golden = "llama_tiny", .ranks = 8, .tp = 8, .sp = true, .micro_batch = 1},
+    {.golden = "llama_tiny", .ranks = 4, .tp = 2},
+    {.golden = "llama_tied", .ranks = 3, .tp = 3},
+    {.golden = "llama_tied", .ranks = 6, .tp = 3, .sp = true, .gather_logits = true},
+    {.golden = "gpt2_tiny", .ranks = 2, .tp = 2, .gather_logits = true},
+    {.golden = "gpt2_tiny", .ranks = 4, .tp = 4, .sp = true},
+    {.golden = "gpt2_tiny", .ranks = 4, .tp = 2, .sp = true, .micro_batch = 1},
+};
+
+START_TEST(tensor_parallel_training_equals_pytorch)
+{
+    check_case(&tp[_i]);
 }
 END_TEST
 
@@ -158,6 +176,7 @@ int main(void)
     TCase *tc = tcase_create("training");
     tcase_set_timeout(tc, 300);
     tcase_add_loop_test(tc, training_equals_pytorch, 0, 36);
+    tcase_add_loop_test(tc, tensor_parallel_training_equals_pytorch, 0, DT_COUNT(tp));
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

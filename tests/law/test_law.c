@@ -1,43 +1,22 @@
 /* tests/law/test_law.c - the law for data parallelism: N ranks give the one-rank result, element by element; two runs are
  * equal bit for bit; planted faults are seen.
- *
- * Limits (f32): losses 2e-5 absolute, every gathered gradient and updated weight max|a-b| <= 1e-5 max|b| of its tensor. */
+ * Read next: tests/law/law.h, which has the limits. */
 #include "tests/harness.h"
 #include "tests/law/law.h"
 
-#include <math.h>
 #include <string.h>
 
-static const double loss_limit = 2e-5, element_limit = 1e-5;
-/* AdamW divides by |g| + eps: with the usual 1e-8 the first update of a weight is lr times the sign of its gradient, and a
- * gradient that is zero but for rounding (1e-10 of 1e-2) has no sign that any order of additions could agree on. With this
- * eps the update is a smooth function of the gradient, so every element can be held to the limit. */
-static const double smooth_eps = 1e-4;
 static const char *const cases[] = {"llama_tiny", "llama_tied", "gpt2_tiny"};
 static const int ranks[] = {2, 3, 4, 8};
-
-static void same(const law_run *a, const law_run *one, int steps)
-{
-    char where[128] = "";
-    double worst = law_compare(a, one, false, where);
-    ck_assert_msg(worst <= element_limit, "gradient of %s differs by %g of its largest element",
-                  where, worst);
-    worst = law_compare(a, one, true, where);
-    ck_assert_msg(worst <= element_limit, "weight %s differs by %g of its largest element", where,
-                  worst);
-    for (int i = 0; i < steps; i++)
-        ck_assert_msg(fabs(a->loss[i] - one->loss[i]) <= loss_limit,
-                      "loss of step %d: %.9g, one rank %.9g", i, a->loss[i], one->loss[i]);
-}
 
 START_TEST(n_ranks_are_one)
 {
     law_run one = {0}, many = {0};
-    law_case c = {.golden = cases[_i / DT_COUNT(ranks)], .ranks = 1, .steps = 3, .eps = smooth_eps};
+    law_case c = {.golden = cases[_i / DT_COUNT(ranks)], .ranks = 1, .steps = 3, .eps = LAW_SMOOTH_EPS};
     ck_ok(law_train(&c, &one));
     c.ranks = ranks[_i % DT_COUNT(ranks)];
     ck_ok(law_train(&c, &many));
-    same(&many, &one, 3);
+    law_check_same(&many, &one, 3);
     ck_assert_msg(many.all_reduces == 1, "%lld all-reduces in a step, not one for all gradients",
                   (long long)many.all_reduces);
     law_free(&one);
@@ -74,7 +53,7 @@ START_TEST(a_skipped_reduction_is_noticed)
     ck_ok(law_train(&(law_case){.golden = cases[_i], .ranks = 1, .steps = 1}, &one));
     ck_ok(law_train(
         &(law_case){.golden = cases[_i], .ranks = 2, .steps = 1, .fault = "skip_reduce"}, &wrong));
-    ck_assert(law_compare(&wrong, &one, false, where) > 100 * element_limit);
+    ck_assert(law_compare(&wrong, &one, false, where) > 100 * LAW_ELEMENT_LIMIT);
     law_free(&one);
     law_free(&wrong);
 }
