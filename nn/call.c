@@ -87,13 +87,26 @@ static dt_status forward_hooks(dt_module *m, dt_tape *t, bool post)
     return DT_OK;
 }
 
+static dt_values forward(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    for (int64_t i = 0; i < m->nslots; i++) {
+        const dt_param *p = m->slot[i].param;
+        if (p->tensor)
+            continue;
+        (void)dt_tape_fail(t, DT_ERROR(DT_ERR_STATE, "%s has no memory: call dt_module_materialize",
+                                       p->name ? p->name : m->slot[i].name));
+        return failed_values(t);
+    }
+    return m->kind->forward(m, t, in);
+}
+
 static dt_values hooked_forward(dt_module *m, dt_tape *t, const dt_values *in)
 {
     if (m->nlifetimes == 0)
-        return m->kind->forward(m, t, in);
+        return forward(m, t, in);
     const int begin = dt_tape_mark_begin(t, backward_ends, m);
     dt_status st = forward_hooks(m, t, false);
-    dt_values out = st == DT_OK ? m->kind->forward(m, t, in) : failed_values(t);
+    dt_values out = st == DT_OK ? forward(m, t, in) : failed_values(t);
     if (st == DT_OK)
         st = forward_hooks(m, t, true);
     if (st != DT_OK) {
