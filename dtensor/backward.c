@@ -74,6 +74,12 @@ dt_status dti_deliver(dt_tensor *x, dt_local *g)
     return DT_OK;
 }
 
+dt_status dt_tensor_add_grad(dt_tensor *x, dt_local *g)
+{
+    DT_TRY(dti_deliver(x, g));
+    return DT_OK;
+}
+
 /* ---- the backward of an op ---- */
 
 static dt_status widened(const dt_op *op, const dt_array *a, dt_array *out)
@@ -232,7 +238,7 @@ static uint32_t wanted(const dti_node *n, bool weights)
     return mask;
 }
 
-static bool has_gradient(const dti_node *n)
+bool dti_has_gradient(const dti_node *n)
 {
     for (int j = 0; j < n->nout; j++) {
         if (n->out[j] && n->out[j]->grad.array.storage)
@@ -245,7 +251,7 @@ static dt_status visit_marker(dt_tape *t, dti_node *n, dt_walk walk)
 {
     if (n->pair >= 0)
         n->reached = t->node[n->pair]->reached;
-    else if (has_gradient(n))
+    else if (dti_has_gradient(n))
         n->reached = true;
     if (n->reached && n->marker)
         DT_TRY(n->marker(t, n->marker_arg, walk));
@@ -267,7 +273,9 @@ static dt_status visit(dt_tape *t, dti_node *n, dt_walk walk)
 {
     if (n->is_marker)
         return visit_marker(t, n, walk);
-    if (!has_gradient(n)) {
+    if (n->again)
+        return dti_visit_again(t, n, walk);
+    if (!dti_has_gradient(n)) {
         if (walk != DT_WALK_INPUT)
             keep_saved(n, 0);
         return DT_OK;
@@ -286,7 +294,7 @@ static dt_status visit(dt_tape *t, dti_node *n, dt_walk walk)
     return DT_OK;
 }
 
-static dt_status walk_tape(dt_tape *t, dt_walk walk)
+dt_status dti_walk(dt_tape *t, dt_walk walk)
 {
     for (int64_t i = t->nnodes - 1; i >= 0; i--) {
         t->walk_at = i;
@@ -343,7 +351,7 @@ static dt_status seed(dt_tape *t, int n, dt_tensor *const *outputs, const dt_loc
 dt_status dt_backward_from(dt_tape *t, int n, dt_tensor *const *outputs, const dt_local *grads)
 {
     DT_TRY(seed(t, n, outputs, grads));
-    DT_TRY(walk_tape(t, DT_WALK_ALL));
+    DT_TRY(dti_walk(t, DT_WALK_ALL));
     return DT_OK;
 }
 
@@ -351,7 +359,7 @@ dt_status dt_backward_input(dt_tape *t, int n, dt_tensor *const *outputs, const 
 {
     DT_TRY(seed(t, n, outputs, grads));
     t->input_walked = true;
-    DT_TRY(walk_tape(t, DT_WALK_INPUT));
+    DT_TRY(dti_walk(t, DT_WALK_INPUT));
     return DT_OK;
 }
 
@@ -360,7 +368,7 @@ dt_status dt_backward_weight(dt_tape *t)
     DT_TRY(dt_tape_status(t));
     DT_REQUIRE(t->input_walked, DT_ERR_STATE, "dt_backward_weight comes after dt_backward_input");
     t->input_walked = false;
-    DT_TRY(walk_tape(t, DT_WALK_WEIGHT));
+    DT_TRY(dti_walk(t, DT_WALK_WEIGHT));
     return DT_OK;
 }
 
@@ -388,7 +396,7 @@ dt_status dt_backward(dt_tape *t, dt_tensor *loss)
 static int mark(dt_tape *t, const char *name, dt_marker fn, void *arg, int n,
                 dt_tensor *const *watched)
 {
-    if (t->options.no_grad || t->status != DT_OK)
+    if (!dti_records(t) || t->status != DT_OK)
         return -1;
     dti_node *node = dti_append(t, name, 0, NULL, n, watched, NULL);
     if (!node)

@@ -1,0 +1,74 @@
+/* fsdp/dt_fsdp.h - fully sharded data parallelism on placements, and plain replication.
+ *
+ * dt_fully_shard changes a module in place. Its parameters rest sharded over the data-parallel axes (S(0) by default, inside
+ * of what tensor parallelism split: "S(0)@tp>dp_shard"), are gathered before the module runs, freed after it, gathered again
+ * for its backward, and their gradients are reduced to where the parameters rest:
+ *
+ *     rest     S(0)@dp_shard     what the optimizer sees
+ *     use      R@dp_shard        what ops see, from unshard to reshard
+ *     gradient P@dp_shard  ->    S(0)@dp_shard by one coalesced reduce-scatter a group
+ *
+ * Call it bottom-up, on every layer and then on the root; each call makes one group of the parameters that no inner call has.
+ * Sources: Zhao et al. 2023 (FSDP), Rajbhandari et al. 2020 (ZeRO). Read next: fsdp/hooks.c (the order of events). */
+#pragma once
+
+#include "nn/dt_module.h"
+
+/* When the gathered parameters are freed after forward. */
+typedef enum dt_reshard {
+    DT_RESHARD_DEFAULT, /* always, but for the root: its backward comes first */
+    DT_RESHARD_ALWAYS,  /* ZeRO-3 */
+    DT_RESHARD_NEVER,   /* kept from forward to backward: ZeRO-2 */
+    DT_RESHARD_GROUP    /* to groups of `reshard_size` neighbours, which gather again among themselves */
+} dt_reshard;
+
+/* When gradients are reduced. */
+typedef enum dt_grad_reduce {
+    DT_REDUCE_EACH,       /* after every backward of the group, shards and replicas */
+    DT_REDUCE_SHARDS_EACH, /* shards after every backward; replicas once, in dt_module_reduce_grads */
+    DT_REDUCE_STEP        /* both once, in dt_module_reduce_grads: ZeRO-1 */
+} dt_grad_reduce;
+
+typedef struct dt_fsdp_options {
+    const char *replicate_axes; /* HSDP: axes over which shards are replicated; NULL: none */
+    dt_reshard reshard;
+    int reshard_size;           /* DT_RESHARD_GROUP: divides the ranks of the (one) shard axis */
+    dt_grad_reduce reduce;
+    dt_dtype param_dtype;       /* of parameters in use: f32, bf16, f16. All-zero: f32 */
+    dt_dtype reduce_dtype;      /* in which gradients are summed: f32 or bf16. All-zero: f32 */
+    bool keep_input_dtype;      /* false: float inputs are cast to param_dtype, outputs of the root back to f32 */
+    int prefetch;               /* groups gathered ahead: 0: 1, -1: none */
+    /* Dim of p->shape that is sharded; negative: not sharded (stays as it is). NULL: dim 0. */
+    int (*shard_dim)(const dt_param *p, void *arg);
+    void *shard_dim_arg;
+} dt_fsdp_options;
+
+/* dt_fully_shard - one group from the parameters at and below m that no inner call has.
+ *   in   mesh   that the parameters live on
+ *        axes   over which they are sharded: "dp_shard", or a nest "dp_shard,cp"
+ * Before dt_module_materialize. On axes of size 1 nothing is ever gathered or reduced; param_dtype still casts.
+ * Errors: DT_ERR_ARG for an axis the mesh lacks, a scalar parameter, a reshard_size that is no factor, no parameters;
+ * DT_ERR_STATE for a tied parameter whose other holder is outside of the group (both are named). */
+DT_NODISCARD dt_status dt_fully_shard(dt_module *m, dt_mesh *mesh, const char *axes,
+                                      const dt_fsdp_options *options);
+/* The same for several modules as one group, such as embedding, last norm and head: gathered when the first of them runs. */
+DT_NODISCARD dt_status dt_fully_shard_list(int n, dt_module *const *modules, dt_mesh *mesh, const char *axes,
+                                           const dt_fsdp_options *options);
+
+/* dt_fsdp_unshard begins to gather a group (finished at its first use, or by reshard); both act on the group of m alone.
+ * Errors: DT_ERR_STATE where m has no group or was not materialized. */
+DT_NODISCARD dt_status dt_fsdp_unshard(dt_module *m);
+DT_NODISCARD dt_status dt_fsdp_reshard(dt_module *m);
+/* For the groups at and below m. Sync off: gradients accumulate where they arise, unsharded, until a backward with sync on. */
+void dt_fsdp_set_grad_sync(dt_module *m, bool on);
+/* Off: the groups stay gathered after backward too (several microbatches with one gather), until dt_fsdp_reshard. */
+void dt_fsdp_set_reshard_after_backward(dt_module *m, bool on);
+
+/* The order of events of a step, as the first step fixed it: "gather", "wait", "forward", "free", "backward", "reduce". */
+void dt_fsdp_schedule_print(dt_module *root, void (*print)(void *arg, const char *line), void *arg);
+
+/* dt_replicate - data parallelism without sharding: gradients of buckets of parameters are all-reduced over `axes` while
+ * backward still runs.
+ *   in   bucket_bytes   0: 4 MiB
+ * Cost: one all-reduce a bucket and backward. Errors: as dt_fully_shard. */
+DT_NODISCARD dt_status dt_replicate(dt_module *m, dt_mesh *mesh, const char *axes, int64_t bucket_bytes);

@@ -1,0 +1,153 @@
+/* fsdp/gather.c - from shards to parameters in use, and back to shards.
+ *
+ * The tensor that ops see is made once; its storage is emptied and refilled, so that what a tape saved stays valid. An
+ * all-gather of dim 0 goes straight from the shards into that storage; other dims are unpacked into it. */
+#include "fsdp/fsdp_internal.h"
+
+#include <stdlib.h>
+
+static dt_dtype use_dtype(const dti_group *g)
+{
+    return g->options.param_dtype;
+}
+
+/* p->use, with no bytes yet. */
+static dt_status make_use(dti_group *g, dti_member *mb)
+{
+    dt_param *p = mb->param;
+    DT_REQUIRE(p->tensor, DT_ERR_STATE,
+               "%s is not materialized: dt_module_materialize comes before the first forward",
+               p->name);
+    if (mb->alias || p->use)
+        return DT_OK;
+    DT_TRY(dt_tensor_create(mb->use, use_dtype(g), DT_TAG_COMM, &p->use));
+    DT_TRY(dt_tensor_set_name(p->use, p->name));
+    dt_tensor_set_parameter(p->use, !p->frozen);
+    dt_storage_empty(dt_tensor_local(p->use)->storage);
+    return DT_OK;
+}
+
+/* What is gathered of a member, as a new reference: its shard in the dtype of use, or what the group kept. */
+static dt_status source(dti_group *g, dti_member *mb, dt_local *out)
+{
+    if (g->state == DTI_GROUPED) {
+        *out = mb->kept;
+        mb->kept = (dt_local){0};
+        return DT_OK;
+    }
+    dt_array *shard = dt_tensor_local(mb->param->tensor);
+    out->layout = mb->param->layout;
+    if (shard->dtype == use_dtype(g)) {
+        out->array = dt_array_share(shard);
+        return DT_OK;
+    }
+    DT_TRY(dt_array_create(dt_mesh_heap(g->mesh), use_dtype(g), shard->shape, DT_TAG_COMM,
+                           &out->array));
+    dt_array_cast(&out->array, shard);
+    return DT_OK;
+}
+
+/* Sources, destinations and targets of all members that move. */
+typedef struct lists {
+    dt_local *src;
+    const dt_layout **dst;
+    const dt_array **into;
+    int n;
+} lists;
+
+static dt_status fill(dti_group *g, lists *l)
+{
+    l->src = calloc((size_t)g->n + 1, sizeof *l->src);
+    l->dst = calloc((size_t)g->n + 1, sizeof *l->dst);
+    l->into = calloc((size_t)g->n + 1, sizeof *l->into);
+    DT_REQUIRE(l->src && l->dst && l->into, DT_ERR_NOMEM, "%d parameters", g->n);
+    for (int i = 0; i < g->n; i++) {
+        dti_member *mb = &g->member[i];
+        DT_TRY(make_use(g, mb));
+        if (mb->alias)
+            continue;
+        dt_array *use = dt_tensor_local(mb->param->use);
+        DT_TRY(dt_storage_refill(use->storage));
+        l->dst[l->n] = g->state == DTI_GROUPED ? mb->use_view : mb->use;
+        l->into[l->n] = use;
+        DT_TRY(source(g, mb, &l->src[l->n]));
+        l->n++;
+    }
+    return DT_OK;
+}
+
+static const char *label(const dti_group *g)
+{
+    const char *path = dt_module_path(g->modules[0]);
+    return *path ? path : "root";
+}
+
+dt_status dti_unshard_begin(dti_group *g)
+{
+    if (g->state == DTI_GATHERING || g->state == DTI_UNSHARDED)
+        return DT_OK;
+    lists l = {0};
+    dt_status st = fill(g, &l);
+    if (st == DT_OK && l.n > 0) {
+        dti_event(g, "gather");
+        const dt_move_options o = {
+            .channel = DTI_GATHER_CHANNEL, .label = label(g), .tag = DT_TAG_COMM, .into = l.into};
+        st = dt_move_begin(l.n, l.src, l.dst, &o, &g->gather);
+    }
+    for (int i = 0; i < l.n; i++)
+        dt_array_release(&l.src[i].array);
+    free(l.src);
+    free(l.dst);
+    free(l.into);
+    if (st != DT_OK)
+        return dt_error_push(st, __FILE__, __LINE__, label(g));
+    g->gathering = l.n;
+    g->state = l.n > 0 ? DTI_GATHERING : DTI_UNSHARDED;
+    return DT_OK;
+}
+
+dt_status dti_unshard(dti_group *g)
+{
+    DT_TRY(dti_unshard_begin(g));
+    if (g->state != DTI_GATHERING)
+        return DT_OK;
+    dti_event(g, "wait");
+    DT_TRY(dt_move_finish(&g->gather, g->gathered));
+    for (int i = 0; i < g->gathering; i++)
+        dt_array_release(&g->gathered[i].array); /* they are p->use's bytes */
+    g->state = DTI_UNSHARDED;
+    return DT_OK;
+}
+
+/* Keep the part of this rank among its neighbours. A slice: nothing moves. */
+static dt_status keep_part(dti_member *mb)
+{
+    const dt_local whole = {mb->use_view, *dt_tensor_local(mb->param->use)};
+    DT_TRY(dt_move(1, &whole, &mb->kept_view, DTI_GATHER_CHANNEL, mb->param->name, DT_TAG_COMM,
+                   &mb->kept));
+    return DT_OK;
+}
+
+dt_status dti_reshard(dti_group *g, bool after_forward)
+{
+    const bool to_group = after_forward && g->options.reshard == DT_RESHARD_GROUP;
+    if (g->state == DTI_GATHERING)
+        DT_TRY(dti_unshard(g));
+    for (int i = 0; g->state == DTI_GROUPED && !to_group && i < g->n; i++)
+        dt_array_release(&g->member[i].kept.array);
+    if (g->state == DTI_GROUPED && !to_group)
+        g->state = DTI_SHARDED;
+    if (g->state != DTI_UNSHARDED || g->gathering == 0)
+        return DT_OK;
+    dti_event(g, "free");
+    for (int i = 0; i < g->n; i++) {
+        dti_member *mb = &g->member[i];
+        if (mb->alias)
+            continue;
+        if (to_group)
+            DT_TRY(keep_part(mb));
+        dt_storage_empty(dt_tensor_local(mb->param->use)->storage);
+    }
+    g->state = to_group ? DTI_GROUPED : DTI_SHARDED;
+    return DT_OK;
+}

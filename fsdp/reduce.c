@@ -1,0 +1,125 @@
+/* fsdp/reduce.c - gradients from where they arose to where their parameters rest, one coalesced call a group.
+ *
+ *     P@dp_shard -> S(0)@dp_shard           reduce-scatter
+ *     P@dp_replicate -> R@dp_replicate      then all-reduce of the shard (HSDP)
+ *
+ * Gradients are summed in reduce_dtype. P on other axes (tensor parallelism) stays: dt_module_reduce_grads ends it. */
+#include "fsdp/fsdp_internal.h"
+
+#include <stdlib.h>
+
+static bool same_dtype(const dti_group *g)
+{
+    return g->options.param_dtype == g->options.reduce_dtype;
+}
+
+/* Add what arose at p->use to the sum in reduce_dtype. */
+static dt_status hold(dti_group *g, dti_member *mb)
+{
+    dt_local *arisen = dt_tensor_grad(mb->param->use);
+    if (!arisen->array.storage)
+        return DT_OK;
+    if (!mb->sum) {
+        DT_TRY(dt_tensor_create(mb->use, g->options.reduce_dtype, DT_TAG_GRADIENT, &mb->sum));
+        dt_storage_empty(dt_tensor_local(mb->sum)->storage); /* only its gradient is used */
+    }
+    dt_local wide = {.layout = arisen->layout};
+    DT_TRY(dt_array_create(dt_mesh_heap(g->mesh), g->options.reduce_dtype, arisen->array.shape,
+                           DT_TAG_GRADIENT, &wide.array));
+    dt_array_cast(&wide.array, &arisen->array);
+    dt_tensor_clear_grad(mb->param->use);
+    DT_TRY(dt_tensor_add_grad(mb->sum, &wide));
+    return DT_OK;
+}
+
+dt_status dti_reduce_hold(dti_group *g)
+{
+    for (int i = 0; !same_dtype(g) && i < g->n; i++) {
+        if (g->member[i].param->use)
+            DT_TRY(hold(g, &g->member[i]));
+    }
+    return DT_OK;
+}
+
+/* The leaf whose gradient shall be reduced, or NULL if there is none. */
+static dt_tensor *carrier(const dti_group *g, const dti_member *mb)
+{
+    dt_tensor *leaf = same_dtype(g) ? mb->param->use : mb->sum;
+    return leaf && dt_tensor_grad(leaf)->array.storage ? leaf : NULL;
+}
+
+static dt_status destination(const dti_group *g, const dti_member *mb, const dt_local *grad,
+                             bool replicas, const dt_layout **out)
+{
+    const uint8_t ends = g->shard_axes | (replicas ? g->replicate_axes : 0);
+    dt_layout rest = *mb->param->layout;
+    rest.partial = (uint8_t)(grad->layout->partial & ~ends);
+    DT_TRY(dt_mesh_layout(g->mesh, &rest, out));
+    return DT_OK;
+}
+
+static dt_status begin(dti_group *g, bool replicas, dt_local *src, const dt_layout **dst)
+{
+    g->nreducing = 0;
+    for (int i = 0; i < g->n; i++) {
+        dt_tensor *leaf = carrier(g, &g->member[i]);
+        if (!leaf)
+            continue;
+        src[g->nreducing] = *dt_tensor_grad(leaf);
+        DT_TRY(destination(g, &g->member[i], &src[g->nreducing], replicas, &dst[g->nreducing]));
+        g->reducing[g->nreducing++] = i;
+    }
+    if (g->nreducing == 0)
+        return DT_OK;
+    dti_event(g, "reduce");
+    const char *path = dt_module_path(g->modules[0]);
+    const dt_move_options o = {
+        .channel = DTI_REDUCE_CHANNEL, .label = *path ? path : "root", .tag = DT_TAG_GRADIENT};
+    DT_TRY(dt_move_begin(g->nreducing, src, dst, &o, &g->reduce));
+    for (int k = 0; k < g->nreducing; k++) /* the move holds the bytes now */
+        dt_tensor_clear_grad(carrier(g, &g->member[g->reducing[k]]));
+    return DT_OK;
+}
+
+dt_status dti_reduce_begin(dti_group *g, bool replicas)
+{
+    DT_TRY(dti_reduce_finish(g));
+    DT_TRY(dti_reduce_hold(g));
+    dt_local *src = calloc((size_t)g->n + 1, sizeof *src);
+    const dt_layout **dst = calloc((size_t)g->n + 1, sizeof *dst);
+    const dt_status st =
+        src && dst ? begin(g, replicas, src, dst) : DT_ERROR(DT_ERR_NOMEM, "%d gradients", g->n);
+    free(src);
+    free(dst);
+    return st;
+}
+
+/* Add a reduced gradient to what the parameter has, in the parameter's own type. */
+static dt_status arrive(dti_group *g, dt_param *p, dt_local *got)
+{
+    const dt_dtype dtype = dt_tensor_dtype(p->tensor);
+    if (got->array.dtype != dtype) {
+        dt_array wide = {0};
+        DT_TRY(dt_array_create(dt_mesh_heap(g->mesh), dtype, got->array.shape, DT_TAG_GRADIENT,
+                               &wide));
+        dt_array_cast(&wide, &got->array);
+        dt_array_release(&got->array);
+        got->array = wide;
+    }
+    DT_TRY(dt_tensor_add_grad(p->tensor, got));
+    return DT_OK;
+}
+
+dt_status dti_reduce_finish(dti_group *g)
+{
+    if (!g->reduce)
+        return DT_OK;
+    dt_local *got = calloc((size_t)g->nreducing, sizeof *got);
+    DT_REQUIRE(got, DT_ERR_NOMEM, "%d gradients", g->nreducing);
+    dt_status st = dt_move_finish(&g->reduce, got);
+    for (int k = 0; k < g->nreducing && st == DT_OK; k++)
+        st = arrive(g, g->member[g->reducing[k]].param, &got[k]);
+    free(got);
+    dti_event(g, "reduced");
+    return st;
+}
