@@ -1,6 +1,7 @@
 /* array/kernels_optim.c - AdamW and the sum of squares on the CPU, and their table.
  *
- * Types of 16 bits go through stack buffers of RUN floats, so that a step is one pass over memory. */
+ * Types of 16 bits go through stack buffers of RUN floats, so that a step is one pass over
+ * memory. */
 #include "array/dt_kernels_optim.h"
 
 #include "array/dt_half.h"

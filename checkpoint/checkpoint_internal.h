@@ -20,8 +20,8 @@ struct dt_safetensors {
 /* header.c: parse and check the header of file[index], which is open; adds its entries. Names are
  * the caller's to free. */
 DT_NODISCARD dt_status dti_header_read(dt_safetensors *st, int index);
-/* Bytes of an element of a type named in a file, and the library's type (DT_NDTYPES: none); NULL for
- * an unknown name, else the name as a constant. */
+/* Bytes of an element of a type named in a file, and the library's type (DT_NDTYPES: none). Gives
+ * the name as a constant, or NULL where it is unknown. */
 const char *dti_dtype_find(const char *name, int64_t *bytes_out, dt_dtype *dtype_out);
 
 /* file.c: all of the bytes, or an error that names the file. */

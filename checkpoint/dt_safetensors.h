@@ -1,6 +1,7 @@
-/* checkpoint/dt_safetensors.h - reads and writes Hugging Face safetensors: one file, or a folder
- * with model.safetensors or with model.safetensors.index.json and several files. Each rank reads
- * only the byte ranges of its shards.
+/* checkpoint/dt_safetensors.h - Hugging Face's safetensors, read and written.
+ *
+ * A path is one file, or a folder with model.safetensors or with model.safetensors.index.json and
+ * several files. Each rank reads only the byte ranges of its shards.
  *
  * File: 8-byte little-endian header length, JSON header {name: {dtype, shape, data_offsets}},
  * data. */
@@ -13,7 +14,7 @@ typedef struct dt_safetensors dt_safetensors;
 typedef struct dt_safetensors_entry {
     const char *name;
     const char *dtype_name; /* as in the file: "F32" */
-    dt_dtype dtype;         /* DT_NDTYPES: one that the library cannot read ("BOOL", "F8_E4M3") */
+    dt_dtype dtype; /* DT_NDTYPES: a type that the library does not have ("BOOL", "F8_E4M3") */
     dt_shape shape;
     int64_t offset, bytes; /* in its file, from the file's first byte */
     int file;
@@ -21,17 +22,18 @@ typedef struct dt_safetensors_entry {
 
 /* Errors: DT_ERR_IO; DT_ERR_FORMAT, naming file and tensor, for a header past the file, broken
  * JSON, unknown dtype, offsets that overlap, leave gaps, do not fit the shape or the file; a name
- * that stands twice, in one header or in several files. */
+ * that stands twice, in one header or in several files; an index that names a tensor which is not
+ * in its file. */
 DT_NODISCARD dt_status dt_safetensors_open(const char *path, dt_safetensors **st_out);
-void dt_safetensors_close(dt_safetensors **st);
+void dt_safetensors_close(dt_safetensors **st); /* accepts NULL inside */
 int dt_safetensors_count(const dt_safetensors *st);
+/* Entry i in name order; by name, or NULL. */
 const dt_safetensors_entry *dt_safetensors_get(const dt_safetensors *st, int i);
-/* NULL if there is none. */
 const dt_safetensors_entry *dt_safetensors_find(const dt_safetensors *st, const char *name);
 /* dt_safetensors_read - the block [offset, offset + the array's shape) of a tensor of the given
  * shape (the entry's, or another over the same bytes), cast to the array's dtype: F32, BF16, F16
- * and F64 to any float, others only to their own. Reads the bytes of the block only.   Errors:
- * DT_ERR_SHAPE, DT_ERR_UNSUPPORTED, DT_ERR_IO; they name the tensor. */
+ * and F64 to any float, others only to their own. Reads the bytes of the block only.
+ * Errors: DT_ERR_SHAPE, DT_ERR_UNSUPPORTED, DT_ERR_IO; they name the tensor. */
 DT_NODISCARD dt_status dt_safetensors_read(dt_safetensors *st, const dt_safetensors_entry *entry,
                                            dt_shape shape, const int64_t *offset, dt_array *out);
 /* Bytes of tensors read since open (headers not counted). */
@@ -39,9 +41,8 @@ int64_t dt_safetensors_bytes_read(const dt_safetensors *st);
 
 /* dt_module_load - fill this rank's part of every materialized parameter below m from a file or
  * folder, or from an open one. Names as they are, or with one prefix ("transformer.", "model.")
- * missing on either side.
- * Errors: DT_ERR_FORMAT names a missing tensor, or one of another shape (both shapes). Extra
- * tensors are allowed. */
+ * missing on either side. Extra tensors are allowed.
+ * Errors: DT_ERR_FORMAT names a missing tensor, or one of another shape (both shapes). */
 DT_NODISCARD dt_status dt_module_load(dt_module *m, const char *path);
 DT_NODISCARD dt_status dt_module_load_from(dt_module *m, dt_safetensors *st);
 
@@ -54,10 +55,10 @@ typedef struct dt_safetensors_item {
     const void *data; /* host, row-major */
 } dt_safetensors_item;
 
-/* dt_safetensors_write - one file, tensors in the order given; rank-local. A temporary file in the
- * same folder is written, synced and renamed, so that `path` is the old file or the whole new one.
+/* dt_safetensors_write - one file, tensors in the order given; rank-local. path.tmp is written,
+ * synced and renamed, so that `path` is the old file or the whole new one.
  *   in   metadata   key, value, key, value ..., NULL; or NULL
- * Errors: DT_ERR_IO (then the temporary file is gone), DT_ERR_ARG for a name used twice. */
+ * Errors: DT_ERR_IO (then path.tmp is gone), DT_ERR_ARG for a name used twice. */
 DT_NODISCARD dt_status dt_safetensors_write(const char *path, int n,
                                             const dt_safetensors_item *items,
                                             const char *const *metadata);

@@ -1,5 +1,5 @@
-/* metrics/dt_metrics.h - what a training program tells its user: the step line, JSON lines, model FLOPs
- * utilisation with its formula, exact memory, the loss curve as SVG and in the terminal.
+/* metrics/dt_metrics.h - what a training program tells its user: the step line, JSON lines, model
+ * FLOPs utilisation with its formula, exact memory, the loss curve as SVG and in the terminal.
  *
  * Nothing here communicates but dt_peak_flops_sync; give values that are already global. Read next:
  * examples/train.c. */
@@ -19,9 +19,9 @@ typedef struct dt_metrics {
     double mfu;                /* 0 .. 1; 0: not known, left out of the line */
     int64_t memory_peak_bytes; /* of the rank that needed most */
     int64_t comm_bytes;        /* payload of one rank in this step */
-    bool evaluated; /* eval_loss was computed after this step */
+    bool evaluated;            /* eval_loss was computed after this step */
     double eval_loss;
-    double left_s;             /* time left; < 0: not known, left out of the line */
+    double left_s; /* time left; < 0: not known, left out of the line */
 } dt_metrics;
 
 typedef struct dt_param_metrics {
@@ -45,14 +45,14 @@ const char *dt_metrics_count(double count, char buf[DT_METRICS_TEXT]);
 
 /* ---- JSON lines ---- */
 
-/* A file with one object a step: step, loss, grad_norm, lr, tokens, tokens_per_s, mfu (0 .. 1), memory_peak_bytes,
- * comm_bytes; after an evaluation eval_loss; with parameters also params: {name: {grad_norm, norm}}. 17 digits, so that numbers read back to the same
- * bits; what is not finite is null. One rank writes. */
+/* A file with one object a step: step, loss, grad_norm, lr, tokens, tokens_per_s, mfu (0 .. 1),
+ * memory_peak_bytes, comm_bytes; after an evaluation eval_loss; with parameters also params: {name:
+ * {grad_norm, norm}}. 17 digits, so that numbers read back to the same bits; what is not finite is
+ * null. One rank writes. */
 typedef struct dt_metrics_log dt_metrics_log;
 
 /* append: keep what is there (a resumed run). Errors: DT_ERR_IO. */
-DT_NODISCARD dt_status dt_metrics_log_open(const char *path, bool append,
-                                           dt_metrics_log **log_out);
+DT_NODISCARD dt_status dt_metrics_log_open(const char *path, bool append, dt_metrics_log **log_out);
 /* Written and flushed as one line. Errors: DT_ERR_IO, DT_ERR_NOMEM. */
 DT_NODISCARD dt_status dt_metrics_log_step(dt_metrics_log *log, const dt_metrics *m, int nparams,
                                            const dt_param_metrics *params);
@@ -65,10 +65,12 @@ typedef struct dt_flops {
     int64_t layers, heads, head_dim, seq_len;
 } dt_flops;
 
-/* Elements of the parameters that multiply activations: two or more file dims, embeddings only if tied to the head. */
+/* Elements of the parameters that multiply activations: two or more file dims, embeddings only if
+ * tied to the head. */
 int64_t dt_flops_matmul_params(dt_module *model);
-/* Forward and backward: 6 matmul_params + 6 layers heads head_dim 2 seq_len. Attention is counted in full, not halved
- * for the causal mask; recomputation is not counted.   Source: PaLM (Chowdhery et al. 2022), appendix B. */
+/* Forward and backward: 6 matmul_params + 6 layers heads head_dim 2 seq_len. Attention is counted
+ * in full, not halved for the causal mask; recomputation is not counted.
+ * Source: PaLM (Chowdhery et al. 2022), appendix B. */
 double dt_flops_per_token(const dt_flops *flops);
 /* Flops per token * tokens per second / peak FLOP/s of all ranks; 0 where peak is 0. */
 double dt_flops_mfu(const dt_flops *flops, double tokens_per_s, double peak_flops);
@@ -77,8 +79,9 @@ enum { DT_FLOPS_TEXT = 400 };
 const char *dt_flops_print(const dt_flops *flops, double peak_flops, char *buf, size_t size_bytes);
 
 /* dt_peak_flops_sync - FLOP/s of all ranks of comm together.
- *   in   per_rank   of one rank, as its maker says; 0: measured, all ranks at the same time, so that ranks which share
- *                   cores measure what they really get: the best of a few f32 products of 512 x 512 x 512
+ *   in   per_rank   of one rank, as its maker says; 0: measured, all ranks at the same time, so
+ *                   that ranks which share cores measure what they really get: the best of a few
+ *                   f32 products of 512 x 512 x 512
  * Collective: comm, two scalar all-reduces.   Blocks: yes, about 0.1 s when measuring. */
 DT_NODISCARD dt_status dt_peak_flops_sync(dt_comm *comm, double per_rank, double *peak_out);
 

@@ -13,9 +13,9 @@
  *     cosine        lo + 0.5 (1 + cos(pi p)) (lr - lo)
  * linear and cosine decay from the end of warmup on, WSD over the last decay_steps.
  *
- * torchtitan's factors are the same (its "virtual last step" is `total`). It differs in that its decay
- * length is a ratio for all kinds, that it also has a square-root form, and that a warmup longer than
- * the run is shortened, where ours keeps its slope and the run ends within it. */
+ * torchtitan's factors are the same (its "virtual last step" is `total`). It differs in that its
+ * decay length is a ratio for all kinds, that it also has a square-root form, and that a warmup
+ * longer than the run is shortened, where ours keeps its slope and the run ends within it. */
 #include "optim/dt_optim.h"
 
 #include <math.h>

@@ -1,5 +1,5 @@
-/* tests/checkpoint/test_hostile.c - files that lie: each is an error that names file and tensor. And
- * 2000 damaged files, none of which may crash the reader (run it under sanitizers). */
+/* tests/checkpoint/test_hostile.c - files that lie: each is an error that names file and tensor.
+ * And 2000 damaged files, none of which may crash the reader (run it under sanitizers). */
 #include "tests/checkpoint/files.h"
 
 #include <stdio.h>

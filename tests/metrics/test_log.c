@@ -44,9 +44,12 @@ START_TEST(test_line)
     dt_metrics bare = sample;
     bare.mfu = 0;
     bare.left_s = -1;
-    ck_assert_str_eq(dt_metrics_line(&bare, buf, sizeof buf),
-                     "step 12/100  loss 3.1234  norm 0.52  lr 1.0e-03  12.3k tok/s  mem 120 MB  "
-                     "comm 3.2 MB");
+    bare.evaluated = true;
+    bare.eval_loss = 3.5;
+    ck_assert_str_eq(
+        dt_metrics_line(&bare, buf, sizeof buf),
+        "step 12/100  loss 3.1234  eval 3.5000  norm 0.52  lr 1.0e-03  12.3k tok/s  mem 120 MB  "
+        "comm 3.2 MB");
 }
 END_TEST
 
@@ -144,9 +147,12 @@ START_TEST(test_log)
 
     m.step = 13;
     m.loss = INFINITY;
+    m.evaluated = true;
+    m.eval_loss = 2.0 / 3;
     ck_ok(dt_metrics_log_step(log, &m, 0, NULL));
     line = read_line(1);
     ck_assert(json_is_null(json_object_get(line, "loss")) && !json_object_get(line, "params"));
+    check_number(line, "eval_loss", 2.0 / 3);
     json_decref(line);
     dt_metrics_log_close(&log);
     ck_assert(log == NULL);
