@@ -1,0 +1,368 @@
+/* tests/tp/test_counts.c - a step of small Llama and GPT-2 models under tensor, sequence and loss parallelism, against the
+ * same step on one rank: values, exact counts of collectives, bytes a layer, and memory.
+ *
+ * With L layers, one microbatch (the project's design, section 5):
+ *     tp   2L+1 all-reduces forward, 2L+1 backward
+ *     sp   2L+1 all-gathers and 2L+1 reduce-scatters each way, and one all-reduce of norm gradients
+ *     a vocabulary-parallel loss adds 3 small all-reduces, gathered logits one all-gather; a vocabulary that is not split
+ *     saves the embedding's and the head's */
+#include "models/dt_models.h"
+#include "tests/harness.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_GRADS = 300000 };
+
+typedef struct model_case {
+    bool gpt2, tied;
+    int layers, kv_heads, batch, seq;
+    int64_t vocab;
+    int dp, tp;
+    dt_tp_vocab vocab_as;
+    bool sp;
+} model_case;
+
+/* What a step left on rank 0. */
+typedef struct step_result {
+    dt_counts forward, backward, reduce;
+    double loss;
+    int64_t ngrads, saved_bytes, peak_bytes, param_bytes;
+    float *grad; /* of all parameters, one after the other */
+} step_result;
+
+typedef struct job {
+    const model_case *c;
+    step_result *result;
+} job;
+
+/* ---- one step ---- */
+
+static dt_status make_model(const model_case *c, dt_module **model, dt_model_facts *facts)
+{
+    const dt_llama_config llama = {.vocab_size = c->vocab,
+                                   .hidden_size = 24,
+                                   .intermediate_size = 10, /* divides by 2 only */
+                                   .num_hidden_layers = c->layers,
+                                   .num_attention_heads = 12,
+                                   .num_key_value_heads = c->kv_heads,
+                                   .head_dim = 2,
+                                   .max_position_embeddings = 64,
+                                   .rope_theta = 1e4,
+                                   .rms_norm_eps = 1e-5,
+                                   .initializer_range = 0.3,
+                                   .tie_word_embeddings = c->tied};
+    const dt_gpt2_config gpt2 = {.vocab_size = c->vocab,
+                                 .n_embd = 24,
+                                 .n_layer = c->layers,
+                                 .n_head = 12,
+                                 .n_inner = 10,
+                                 .n_positions = 64,
+                                 .layer_norm_epsilon = 1e-5,
+                                 .initializer_range = 0.3};
+    *facts = (dt_model_facts){.architecture = c->gpt2 ? "GPT2LMHeadModel" : "LlamaForCausalLM",
+                              .heads = 12,
+                              .kv_heads = c->gpt2 ? 12 : c->kv_heads};
+    DT_TRY(c->gpt2 ? dt_gpt2_create(&gpt2, model) : dt_llama_create(&llama, model));
+    return DT_OK;
+}
+
+static dt_status lay_out(const model_case *c, dt_world *world, dt_mesh **mesh, dt_module **model)
+{
+    dt_model_facts facts;
+    const char *names = NULL;
+    DT_TRY(make_model(c, model, &facts));
+    dt_mesh_options options = {.axes = {{"dp", c->dp}}};
+    DT_TRY(dt_tp_axes(facts.heads, facts.kv_heads, c->tp, &options.axes[1], &names));
+    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &options, mesh));
+    const dt_tp_plan plan = dt_model_tp_plan(&facts, c->vocab_as, c->sp);
+    DT_TRY(dt_parallelize_module(*model, *mesh, names, &plan));
+    DT_TRY(dt_module_materialize(*model, *mesh, 11));
+    return DT_OK;
+}
+
+static dt_status batch(const model_case *c, dt_mesh *mesh, dt_values *in, int64_t *valid)
+{
+    const int n = c->batch * c->seq;
+    const dt_layout *layout = NULL;
+    int32_t *host = calloc((size_t)n * 2, sizeof *host);
+    TEST_THAT(host, "memory");
+    for (int i = 0; i < n; i++) {
+        host[i] = (int32_t)(i * 7 % c->vocab);
+        host[n + i] = i % 4 == 3 ? -100 : (int32_t)((i * 5 + 2) % c->vocab);
+        *valid += host[n + i] >= 0;
+    }
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(c->batch, c->seq), "S(0)@dp", &layout));
+    DT_TRY(dt_distribute(layout, DT_I32, host, &in->value[0]));
+    DT_TRY(dt_distribute(layout, DT_I32, host + n, &in->value[1]));
+    in->n = 2;
+    free(host);
+    return DT_OK;
+}
+
+static dt_counts counted(dt_world *world)
+{
+    const dt_counts c = dt_world_counts(world);
+    dt_world_reset_counts(world);
+    return c;
+}
+
+static dt_status read_grads(dt_module *model, step_result *r, bool mine)
+{
+    int n = 0;
+    int64_t at = 0;
+    dt_param *const *p = dt_module_params(model, &n);
+    float *all = calloc(MAX_GRADS, sizeof *all);
+    TEST_THAT(all && dt_module_count(model) <= MAX_GRADS, "room for gradients");
+    for (int i = 0; i < n; i++) {
+        const dt_local *g = dt_tensor_grad(p[i]->tensor);
+        dt_tensor *whole = NULL;
+        TEST_THAT(g->layout == p[i]->layout, "%s: the gradient is not at home", p[i]->name);
+        DT_TRY(dt_from_array(g->layout, &g->array, &whole));
+        DT_TRY(dt_tensor_read_f32_sync(whole, all + at));
+        dt_tensor_destroy(&whole);
+        at += dt_shape_count(p[i]->shape);
+    }
+    if (mine) {
+        r->grad = all;
+        r->ngrads = at;
+    } else {
+        free(all);
+    }
+    return DT_OK;
+}
+
+static dt_status run(dt_world *world, dt_module *model, dt_mesh *mesh, const dt_values *in,
+                     step_result *r)
+{
+    dt_tape *t = NULL;
+    DT_TRY(dt_tape_create(mesh, NULL, &t));
+    dt_world_reset_counts(world);
+    dt_heap_reset_peaks(dt_mesh_heap(mesh));
+    dt_tensor *loss = dt_module_call(model, t, in).value[0];
+    DT_TRY(dt_tape_status(t));
+    r->forward = counted(world);
+    r->saved_bytes = dt_tape_saved_bytes(t);
+    DT_TRY(dt_backward(t, loss));
+    r->backward = counted(world);
+    DT_TRY(dt_module_reduce_grads(model));
+    r->reduce = counted(world);
+    r->peak_bytes = dt_heap_get_stats(dt_mesh_heap(mesh)).peak_total;
+    DT_TRY(dt_tensor_item_sync(loss, &r->loss));
+    dt_tape_destroy(&t);
+    return DT_OK;
+}
+
+static dt_status body(dt_world *world, void *arg)
+{
+    const job *j = arg;
+    const bool mine = dt_world_rank(world) == 0;
+    dt_mesh *mesh = NULL;
+    dt_module *model = NULL;
+    dt_values in = {0};
+    int64_t valid = 0;
+    step_result r = {0};
+    DT_TRY(lay_out(j->c, world, &mesh, &model));
+    DT_TRY(batch(j->c, mesh, &in, &valid));
+    dt_model_set_loss(model, valid, 0);
+    DT_TRY(run(world, model, mesh, &in, &r));
+    r.param_bytes = dt_module_local_bytes(model);
+    DT_TRY(read_grads(model, &r, mine));
+    if (mine)
+        *j->result = r;
+    dt_tensor_destroy(&in.value[0]);
+    dt_tensor_destroy(&in.value[1]);
+    dt_module_destroy(&model);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+static step_result step(const model_case *c)
+{
+    step_result r = {0};
+    job j = {c, &r};
+    test_ranks(c->dp * c->tp, body, &j);
+    ck_assert_ptr_nonnull(r.grad);
+    return r;
+}
+
+static void check_values(const step_result *many, const step_result *one)
+{
+    ck_assert_msg(many->loss - one->loss < 1e-5 && one->loss - many->loss < 1e-5,
+                  "loss %.9g, not %.9g", many->loss, one->loss);
+    const double worst = test_max_diff(many->grad, one->grad, one->ngrads);
+    ck_assert_msg(worst <= 1e-5 * test_max_abs(one->grad, one->ngrads), "gradients differ by %g",
+                  worst);
+}
+
+/* ---- counts ---- */
+
+static void is(const char *what, const dt_counts *c, int64_t ar, int64_t ag, int64_t rs)
+{
+    ck_assert_msg(
+        c->calls[DT_CALL_ALL_REDUCE] == ar && c->calls[DT_CALL_ALL_GATHER] == ag &&
+            c->calls[DT_CALL_REDUCE_SCATTER] == rs && c->total_calls == ar + ag + rs,
+        "%s: %lld all-reduces, %lld all-gathers, %lld reduce-scatters of %lld calls; expected "
+        "%lld, %lld, %lld",
+        what, (long long)c->calls[DT_CALL_ALL_REDUCE], (long long)c->calls[DT_CALL_ALL_GATHER],
+        (long long)c->calls[DT_CALL_REDUCE_SCATTER], (long long)c->total_calls, (long long)ar,
+        (long long)ag, (long long)rs);
+}
+
+/* Models: llama, llama with tied weights, GPT-2. */
+static model_case usual(int model)
+{
+    return (model_case){.gpt2 = model == 2,
+                        .tied = model > 0,
+                        .layers = 2,
+                        .kv_heads = 12,
+                        .batch = 5,
+                        .seq = 7,
+                        .vocab = 13,
+                        .dp = 1,
+                        .tp = 1};
+}
+
+/* 3 models x tp 2, 3, 4 x what becomes of the vocabulary x sequence parallelism. */
+START_TEST(counts_are_exact)
+{
+    model_case c = usual(_i / 18);
+    step_result one = step(&c);
+    c.tp = 2 + _i / 6 % 3;
+    c.vocab_as = (dt_tp_vocab)(_i / 2 % 3);
+    c.sp = _i % 2;
+    step_result many = step(&c);
+    check_values(&many, &one);
+    const bool split = c.vocab_as != DT_TP_VOCAB_WHOLE;
+    const int small = c.vocab_as == DT_TP_VOCAB_SPLIT ? 3 : 0;
+    const int logits = c.vocab_as == DT_TP_VOCAB_GATHERED;
+    const int each = 2 * c.layers + split;
+    if (c.sp) {
+        is("forward", &many.forward, small, each + logits, each);
+        is("backward", &many.backward, 0, each, each);
+        is("gradients", &many.reduce, 1, 0, 0);
+    } else {
+        is("forward", &many.forward, each + small, logits, 0);
+        is("backward", &many.backward, each, 0, 0);
+        is("gradients", &many.reduce, 0, 0, 0);
+    }
+    free(one.grad);
+    free(many.grad);
+}
+END_TEST
+
+/* With data parallelism beside it: activations' collectives stay, gradients are reduced over dp in one call, and those that
+ * arise as P on both in one more. */
+START_TEST(with_data_parallelism)
+{
+    model_case c = usual(_i / 2);
+    step_result one = step(&c);
+    c.dp = 2;
+    c.tp = 2;
+    c.sp = _i % 2;
+    step_result many = step(&c);
+    check_values(&many, &one);
+    is("forward", &many.forward, c.sp ? 3 : 5 + 3, c.sp ? 5 : 0, c.sp ? 5 : 0);
+    is("backward", &many.backward, c.sp ? 0 : 5, c.sp ? 5 : 0, c.sp ? 5 : 0);
+    is("gradients", &many.reduce, c.sp ? 2 : 1, 0, 0);
+    free(one.grad);
+    free(many.grad);
+}
+END_TEST
+
+/* Fewer key/value heads than ranks: split over gcd(kv, tp) and replicated over the rest, whose gradients, P there, are one
+ * more all-reduce (without sp the only one). Key/value memory is tp / gcd times its share. */
+START_TEST(few_key_value_heads)
+{
+    static const struct {
+        int kv, tp, gcd;
+    } heads[] = {{2, 4, 2}, {2, 6, 2}, {2, 3, 1}, {4, 6, 2}, {1, 4, 1}, {3, 6, 3}};
+    const int kv = heads[_i / 2].kv, tp = heads[_i / 2].tp;
+    model_case c = usual(0);
+    c.kv_heads = kv;
+    step_result one = step(&c);
+    c.tp = tp;
+    c.sp = _i % 2;
+    step_result many = step(&c);
+    check_values(&many, &one);
+    is("forward", &many.forward, c.sp ? 3 : 5 + 3, c.sp ? 5 : 0, c.sp ? 5 : 0);
+    is("backward", &many.backward, c.sp ? 0 : 5, c.sp ? 5 : 0, c.sp ? 5 : 0);
+    is("gradients", &many.reduce, c.sp && heads[_i / 2].gcd > 1 ? 2 : 1, 0, 0);
+    c.kv_heads =
+        12; /* what it costs to replicate them: kv / gcd heads here, kv / tp when all were split */
+    step_result all = step(&c);
+    const int64_t head = 2 * 2 * 24 * (int64_t)sizeof(float) * c.layers; /* k and v, of [2, 24] */
+    ck_assert_int_eq(all.param_bytes - many.param_bytes, head * (12 / tp - kv / heads[_i / 2].gcd));
+    free(one.grad);
+    free(many.grad);
+    free(all.grad);
+}
+END_TEST
+
+/* ---- bytes and memory ---- */
+
+/* Of one layer: two layers less one. All sizes divide. */
+static void layer(model_case c, int64_t *comm_bytes, int64_t *saved_bytes)
+{
+    int64_t comm[2], saved[2];
+    for (int i = 0; i < 2; i++) {
+        c.layers = i + 1;
+        const step_result r = step(&c);
+        comm[i] = r.forward.total_bytes + r.backward.total_bytes;
+        saved[i] = r.saved_bytes;
+        free(r.grad);
+    }
+    *comm_bytes = comm[1] - comm[0];
+    *saved_bytes = saved[1] - saved[0];
+}
+
+/* Communicated: 8bsh(t-1)/t elements a layer and step, with sequence parallelism or without it. */
+START_TEST(bytes_of_a_layer)
+{
+    model_case c = usual(_i / 4 * 2);
+    c.batch = 3;
+    c.seq = 8;
+    const int64_t bsh = 3 * 8 * 24 * (int64_t)sizeof(float);
+    int64_t comm, saved;
+    c.tp = _i & 1 ? 2 : 4;
+    c.sp = _i & 2;
+    layer(c, &comm, &saved);
+    ck_assert_int_eq(comm, 8 * bsh * (c.tp - 1) / c.tp);
+}
+END_TEST
+
+/* Logits of all tokens and the whole vocabulary exist under gathered logits and never under loss parallelism. */
+START_TEST(whole_logits_never_exist)
+{
+    model_case c = usual(_i);
+    c.batch = 32;
+    c.seq = 32;
+    c.vocab = 2048;
+    c.layers = 1;
+    c.tp = 4;
+    const int64_t logits = c.batch * c.seq * c.vocab * (int64_t)sizeof(float);
+    step_result split = step(&c);
+    c.vocab_as = DT_TP_VOCAB_GATHERED;
+    step_result whole = step(&c);
+    check_values(&split, &whole);
+    ck_assert_msg(split.peak_bytes < logits, "a peak of %lld bytes, whole logits %lld",
+                  (long long)split.peak_bytes, (long long)logits);
+    ck_assert_int_ge(whole.peak_bytes, logits);
+    free(split.grad);
+    free(whole.grad);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("tensor parallel counts");
+    TCase *tc = tcase_create("counts");
+    tcase_set_timeout(tc, 120);
+    tcase_add_loop_test(tc, counts_are_exact, 0, 54);
+    tcase_add_loop_test(tc, with_data_parallelism, 0, 6);
+    tcase_add_loop_test(tc, few_key_value_heads, 0, 12);
+    tcase_add_loop_test(tc, bytes_of_a_layer, 0, 8);
+    tcase_add_loop_test(tc, whole_logits_never_exist, 0, 3);
+    suite_add_tcase(suite, tc);
+    return test_main(suite);
+}
