@@ -58,6 +58,7 @@ static int points(const char *text, int most, double *x, double *y)
     double ax, bx, ay, by;
     ck_assert_int_ge(ticks(text, "class=\"x\"", " x=\"", &ax, &bx), 3);
     ck_assert_int_ge(ticks(text, "class=\"y\"", " y=\"", &ay, &by), 3);
+    ck_assert(bx > 0 && by < 0); /* to the right, and upwards: pixels count downwards */
     char *at = strstr(text, "points=\"");
     ck_assert(at != NULL);
     at += strlen("points=\"");

@@ -1,6 +1,6 @@
 /* tests/optim/test_norm.c - the global norm: PyTorch's goldens, every placement against the sum
  * over the whole; the clip factor. */
-#include "array/dt_kernels.h"
+#include "array/dt_kernels_optim.h"
 #include "optim/dt_optim.h"
 #include "tests/optim/golden.h"
 
@@ -201,6 +201,21 @@ START_TEST(test_wide)
 }
 END_TEST
 
+/* Every length, whatever is left over by vectors and blocks. */
+START_TEST(test_lengths)
+{
+    enum { MOST_LENGTH = 4500 };
+    static float x[MOST_LENGTH];
+    const dt_optim_kernels *kernels = dt_optim_kernels_of(DT_CPU);
+    double sum = 0;
+    for (int n = 0; n < MOST_LENGTH; n++) {
+        ck_assert_double_eq(kernels->square_sum(DT_F32, n, x), sum); /* integers: exact */
+        x[n] = (float)(n % 11 - 5);
+        sum += (double)x[n] * (double)x[n];
+    }
+}
+END_TEST
+
 START_TEST(test_clip)
 {
     ck_assert_double_eq(dt_clip_factor(0.5, 1.0), 1.0);
@@ -221,6 +236,7 @@ int main(int argc, char **argv)
     tcase_add_test(tc, test_goldens);
     tcase_add_test(tc, test_placements);
     tcase_add_test(tc, test_wide);
+    tcase_add_test(tc, test_lengths);
     tcase_add_test(tc, test_clip);
     suite_add_tcase(suite, tc);
     return test_main(suite);
