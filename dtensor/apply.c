@@ -308,11 +308,11 @@ static dt_status record(dti_call *k, const dti_rule *rule, dt_tensor *const *in,
     return DT_OK;
 }
 
-static dt_status run(dti_call *k, const dti_rule *rule, dt_tensor *const *in, dt_tensor **out)
+/* Operands, the local function, its traces. */
+static dt_status compute(dti_call *k, const dti_rule *rule, dt_tensor *const *in, dt_dtype dtype,
+                         bool records)
 {
     const dt_op *op = k->c.op;
-    dt_dtype dtype = DT_F32;
-    DT_TRY(result_dtype(op, k->c.attr, k->c.nin, in, &dtype));
     DT_TRY(load(k, rule, in, dtype));
     dt_world *world = dt_mesh_world(k->mesh);
     if (dt_world_explain(world) && dt_world_rank(world) == 0)
@@ -321,16 +321,44 @@ static dt_status run(dti_call *k, const dti_rule *rule, dt_tensor *const *in, dt
     if (trace)
         dt_trace_record(trace, "op", op->name, DT_TRACE_BEGIN, 0, 0);
     /* A loss that wants gradients may compute them in forward: it looks at c->need. */
-    const bool grad = op->backward && dti_wants_grad(k->c.tape, k->c.nin, in, op->no_grad_in);
-    for (int i = 0; i < k->c.nin && grad; i++)
+    for (int i = 0; i < k->c.nin && records; i++)
         k->c.need |= in[i] && in[i]->requires_grad && !(op->no_grad_in >> i & 1) ? 1u << i : 0;
     if (dt_mesh_device(k->mesh).kind != DT_META)
         DT_TRY(op->forward(&k->c));
     if (trace)
         dt_trace_record(trace, "op", op->name, DT_TRACE_END, 0, 0);
+    return DT_OK;
+}
+
+/* What a selective recompute kept of the first run, in place of computing it. */
+static void restore(dti_call *k, const dti_rule *rule, dti_kept_result *kept)
+{
+    k->c.out_layout[0] = rule->out[0];
+    k->c.out[0] = kept->out;
+    memcpy(k->c.extra, kept->extra, sizeof k->c.extra);
+    *kept = (dti_kept_result){0};
+}
+
+static dt_status run(dti_call *k, const dti_rule *rule, dt_tensor *const *in, dt_tensor **out)
+{
+    const dt_op *op = k->c.op;
+    dt_tape *t = k->c.tape;
+    const bool grad = op->backward && dti_wants_grad(t, k->c.nin, in, op->no_grad_in);
+    const bool records = grad && dti_records(t);
     const bool weight_side = grad && k->c.nin == 1 && in[0]->weight_side;
+    dt_dtype dtype = DT_F32;
+    dti_kept_result *kept = NULL;
+    DT_TRY(result_dtype(op, k->c.attr, k->c.nin, in, &dtype));
+    if (op->keep)
+        DT_TRY(dti_take(t, op->name, rule->out[0], &kept));
+    if (kept)
+        restore(k, rule, kept);
+    else
+        DT_TRY(compute(k, rule, in, dtype, records));
     DT_TRY(store(k, dtype, grad, weight_side, out));
-    if (grad)
+    if (op->keep)
+        DT_TRY(dti_keep(t, op->name, rule->out[0], &out[0]->local, k->c.extra));
+    if (records)
         DT_TRY(record(k, rule, in, out));
     return DT_OK;
 }
@@ -426,6 +454,8 @@ dt_status dt_op_register(const dt_op *op)
                    op->nout <= DT_OP_MAX_OUT,
                DT_ERR_ARG, "op %s has %d operands (1 to %d) and %d results (1 to %d)", op->name,
                op->nin, DT_OP_MAX_IN, op->nout, DT_OP_MAX_OUT);
+    DT_REQUIRE(!op->keep || op->nout == 1, DT_ERR_ARG,
+               "op %s: keep is for ops with one result, it has %d", op->name, op->nout);
     DT_REQUIRE(!((op->linear | op->no_grad_in) >> op->nin), DT_ERR_ARG,
                "op %s: linear or no_grad_in names an operand that it does not have", op->name);
     for (int i = 0; i < DT_OP_MAX_IN; i++) {

@@ -419,10 +419,12 @@ int dt_tape_mark_begin(dt_tape *t, dt_marker fn, void *arg)
 
 bool dt_tape_marker_ahead(const dt_tape *t, const void *arg)
 {
-    for (int64_t i = t->walk_at - 1; i >= 0; i--) {
-        const dti_node *n = t->node[i];
-        if (n->is_marker && n->pair >= 0 && n->marker_arg == arg)
-            return true;
+    for (; t; t = t->parent) {
+        for (int64_t i = t->walk_at - 1; i >= 0; i--) {
+            const dti_node *n = t->node[i];
+            if (n->is_marker && n->pair >= 0 && n->marker_arg == arg)
+                return true;
+        }
     }
     return false;
 }

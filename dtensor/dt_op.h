@@ -66,6 +66,8 @@ typedef struct dt_op {
     dt_dtype (*out_dtype)(const void *attr, dt_dtype in0);
     /* communicates: runs `forward` also where local parts are empty */
     bool collective;
+    /* one output, dear to compute: a selective recompute keeps it, with the extras */
+    bool keep;
 } dt_op;
 
 /* dt_op_apply - run an op on the tape. Operands that are NULL are optional inputs left out; failed

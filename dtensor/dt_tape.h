@@ -77,6 +77,29 @@ const char *dt_tape_path(const dt_tape *tape);
 /* 0, 1, 2 ... within the current module call: the ordinal of a dropout. */
 int dt_tape_next_ordinal(dt_tape *tape);
 
+/* ---- for nn: recomputation ---- */
+
+/* A part of a computation that backward may run again: makes out[0 .. returned) from in[0 .. nin)
+ * and leaves; of the tape's own tensors it may use no others. It must do the same each time. */
+enum { DT_RECOMPUTED_MAX_OUT = 8 };
+typedef struct dt_recomputed {
+    int (*run)(dt_tape *tape, void *arg, int nin, dt_tensor *const *in, dt_tensor **out);
+    void *arg;
+    bool selective; /* keep results of ops marked .keep, and of redistributes that reduce or swap */
+} dt_recomputed;
+
+/* dt_tape_recompute - run it now without nodes of its own, and again in backward, on a tape made
+ * then. The tape keeps the inputs and what is selected. Returns the number of outputs.
+ * Cost: the forward twice, redistributes too unless kept.
+ * Gradient: bit-equal to a plain run's, with dropout (same paths, ordinals, samples), in every kind
+ * of walk; dt_backward_input keeps the second run's tape for dt_backward_weight.
+ * Nested: inside of a call that is in its own first run, or on a no_grad tape, this is a plain run:
+ * the outer call's choice holds until its second run, where inner ones are recomputed in turn. */
+int dt_tape_recompute(dt_tape *tape, const dt_recomputed *call, int nin, dt_tensor *const *in,
+                      dt_tensor **out);
+/* The tape that the user made: `tape` itself, or in a second run the one whose walk it serves. */
+dt_tape *dt_tape_origin(dt_tape *tape);
+
 /* A marker: a node without inputs whose function is called when the walk of backward reaches it.
  * `reached` says whether a gradient has arrived at one of the n watched tensors (end markers watch
  * the outputs of a call; begin markers pass the end marker's index as `pair` and are reached if it

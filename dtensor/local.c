@@ -41,6 +41,8 @@ static dt_status finish(dt_tape *t, const char *name, dt_tensor *x, const dt_lay
     if (dti_wants_grad(t, 1, &x, 0)) {
         y->requires_grad = true;
         y->weight_side = x->weight_side;
+    }
+    if (y->requires_grad && dti_records(t)) {
         dti_node *n = dti_append(t, name, 1, &x, 1, &y, backward);
         DT_REQUIRE(n, DT_ERR_NOMEM, "a node");
         n->attr = attr;

@@ -31,21 +31,54 @@ static dt_status backward(dt_tape *t, dti_node *n, uint32_t need)
     return DT_OK;
 }
 
+/* Does a selective recompute keep the result? Yes where it communicates and gives no more bytes than it took: reductions
+ * and exchanges of shards. Gathers run again: what they give is what sharding saves. */
+static bool is_kept(const dt_layout *src, const dt_layout *dst)
+{
+    bool communicates = false, gathers = false;
+    for (int axis = 0; axis < src->grid->naxes; axis++) {
+        const dt_placement a = dt_layout_at(src, axis), b = dt_layout_at(dst, axis);
+        gathers = gathers || (a.kind == DT_SHARD && b.kind == DT_REPLICATE);
+        communicates = communicates || (a.kind == DT_PARTIAL && b.kind != DT_PARTIAL) ||
+                       (a.kind == DT_SHARD && b.kind == DT_SHARD && a.dim != b.dim);
+    }
+    return communicates && !gathers;
+}
+
+/* The move itself, or in a selective recompute its result of the first run. */
+static dt_status move_or_take(dt_tape *t, dt_tensor *x, const dt_layout *layout, dt_local *moved)
+{
+    const bool kept = is_kept(x->layout, layout);
+    dti_kept_result *before = NULL;
+    if (kept)
+        DT_TRY(dti_take(t, "redistribute", layout, &before));
+    if (before) {
+        *moved = (dt_local){layout, before->out};
+        before->out = (dt_array){0};
+    } else {
+        const dt_local src = {x->layout, x->local};
+        DT_TRY(dt_move(1, &src, &layout, 0, dt_tape_path(t), DT_TAG_ACTIVATION, moved));
+    }
+    if (kept)
+        DT_TRY(dti_keep(t, "redistribute", layout, &moved->array, NULL));
+    return DT_OK;
+}
+
 static dt_status redistribute(dt_tape *t, dt_tensor *x, const dt_layout *layout, dt_tensor **out)
 {
     DT_REQUIRE(layout->grid == x->layout->grid, DT_ERR_PLACEMENT, "the layout is of another mesh");
-    dt_local moved = {0};
-    const dt_local src = {x->layout, x->local};
-    DT_TRY(dt_move(1, &src, &layout, 0, dt_tape_path(t), DT_TAG_ACTIVATION, &moved));
     dt_tensor *y = dti_tensor(t, layout);
-    if (!y) {
-        dti_local_release(&moved);
-        return DT_ERROR(DT_ERR_NOMEM, "a tensor");
-    }
+    DT_REQUIRE(y, DT_ERR_NOMEM, "a tensor");
+    dt_local moved = {0};
+    const dt_status st = move_or_take(t, x, layout, &moved);
     y->local = moved.array;
+    if (st != DT_OK)
+        return dt_error_push(st, __FILE__, __LINE__, __func__);
     if (dti_wants_grad(t, 1, &x, 0)) {
         y->requires_grad = true;
         y->weight_side = x->weight_side;
+    }
+    if (y->requires_grad && dti_records(t)) {
         DT_REQUIRE(dti_append(t, "redistribute", 1, &x, 1, &y, backward), DT_ERR_NOMEM, "a node");
     }
     *out = y;

@@ -97,6 +97,8 @@ static void release_node(dti_node *n)
         dt_array_release(&n->saved_out[i]);
     for (int k = 0; k < DT_OP_MAX_EXTRA; k++)
         dt_array_release(&n->extra[k]);
+    if (n->again)
+        dti_again_release(n->again);
 }
 
 void dt_tape_reset(dt_tape *t, const dt_tape_options *options)
@@ -120,7 +122,9 @@ void dt_tape_reset(dt_tape *t, const dt_tape_options *options)
     t->nnodes = t->ntensors = t->nscopes = 0;
     t->failed = NULL;
     t->status = DT_OK;
-    t->walked = t->input_walked = false;
+    t->walked = t->input_walked = t->unrecorded = false;
+    t->parent = NULL;
+    t->keep = t->take = NULL;
     t->where = "";
     t->options = options ? *options : (dt_tape_options){0};
 }
@@ -328,73 +332,4 @@ int dt_tape_next_ordinal(dt_tape *t)
 {
     static const int outside = 0;
     return t->nframes > 0 ? t->frame[t->nframes - 1].ordinal++ : outside;
-}
-
-/* ---- what it holds ---- */
-
-static int by_address(const void *a, const void *b)
-{
-    const uintptr_t x = (uintptr_t) * (dt_storage *const *)a,
-                    y = (uintptr_t) * (dt_storage *const *)b;
-    return x < y ? -1 : x > y;
-}
-
-static void collect(const dt_array *a, int n, dt_storage **list, int64_t *count)
-{
-    for (int i = 0; a && i < n; i++) {
-        if (a[i].storage && a[i].storage->tag != DT_TAG_PARAMETER)
-            list[(*count)++] = a[i].storage;
-    }
-}
-
-int64_t dt_tape_saved_bytes(const dt_tape *t)
-{
-    int64_t most = 0, count = 0, bytes = 0;
-    for (int64_t i = 0; i < t->nnodes; i++)
-        most += t->node[i]->nin + t->node[i]->nout + DT_OP_MAX_EXTRA;
-    dt_storage **list = calloc((size_t)most + 1, sizeof *list);
-    if (!list)
-        return -1;
-    for (int64_t i = 0; i < t->nnodes; i++) {
-        const dti_node *n = t->node[i];
-        collect(n->saved_in, n->nin, list, &count);
-        collect(n->saved_out, n->nout, list, &count);
-        collect(n->extra, DT_OP_MAX_EXTRA, list, &count);
-    }
-    qsort(list, (size_t)count, sizeof *list, by_address);
-    for (int64_t i = 0; i < count; i++)
-        bytes += i > 0 && list[i] == list[i - 1] ? 0 : (int64_t)list[i]->bytes;
-    free(list);
-    return bytes;
-}
-
-static int64_t node_bytes(const dti_node *n)
-{
-    size_t bytes = 0;
-    for (int i = 0; n->saved_in && i < n->nin; i++)
-        bytes += n->saved_in[i].storage ? dt_array_bytes(&n->saved_in[i]) : 0;
-    for (int i = 0; n->saved_out && i < n->nout; i++)
-        bytes += n->saved_out[i].storage ? dt_array_bytes(&n->saved_out[i]) : 0;
-    for (int k = 0; k < DT_OP_MAX_EXTRA; k++)
-        bytes += n->extra[k].storage ? dt_array_bytes(&n->extra[k]) : 0;
-    return (int64_t)bytes;
-}
-
-void dt_tape_print(const dt_tape *t, void (*print)(void *arg, const char *line), void *arg)
-{
-    char line[2000], text[DT_LAYOUT_TEXT];
-    for (int64_t i = 0; i < t->nnodes; i++) {
-        const dti_node *n = t->node[i];
-        size_t used = (size_t)snprintf(line, sizeof line, "%4lld %-16s", (long long)i, n->name);
-        for (int k = 0; k < n->nin + n->nout && used < sizeof line; k++) {
-            const dt_tensor *x = k < n->nin ? n->in[k] : n->out[k - n->nin];
-            used +=
-                (size_t)snprintf(line + used, sizeof line - used, " %s%s", k == n->nin ? "-> " : "",
-                                 x ? dt_layout_print(x->layout, text, sizeof text) : "-");
-        }
-        if (used < sizeof line)
-            (void)snprintf(line + used, sizeof line - used, "  %s  saves %lld B", n->path,
-                           (long long)node_bytes(n));
-        print(arg, line);
-    }
 }

@@ -22,6 +22,28 @@ typedef struct dti_rule {
     const dt_layout *grad[DT_OP_MAX_IN]; /* declared by dt_local_map; NULL: derived */
 } dti_rule;
 
+/* A result that a selective recompute keeps: an op's output with its extras, or a redistribute's. */
+typedef struct dti_kept_result {
+    const char *name;
+    const dt_layout *layout;
+    dt_array out, extra[DT_OP_MAX_EXTRA];
+} dti_kept_result;
+
+typedef struct dti_kept {
+    dti_kept_result *result; /* in order of running */
+    int64_t n, capacity, taken;
+} dti_kept;
+
+/* What a node "recompute" has beside its saved inputs. */
+typedef struct dti_again {
+    dt_recomputed call;
+    int ordinal; /* of the next dropout when the call began */
+    dti_kept kept;
+    dt_tape *tape; /* of the second run; NULL until the walk arrives */
+    /* of the second run; in: leaves themselves, stand-ins for tensors of the first tape */
+    dt_tensor **in, *out[DT_RECOMPUTED_MAX_OUT];
+} dti_again;
+
 typedef struct dti_node dti_node;
 
 /* What a node does when the walk reaches it: from out[j]->grad to dti_deliver(in[i], ...), for the inputs in `need`. */
@@ -39,6 +61,7 @@ struct dti_node {
     const dti_rule *rule;
     dt_array *saved_in, *saved_out; /* nin, nout entries; storage NULL where not saved; or NULL */
     dt_array extra[DT_OP_MAX_EXTRA];
+    dti_again *again; /* nodes "recompute" (replay.c), else NULL */
     /* markers */
     bool is_marker, reached;
     int pair; /* begin markers: index of the end marker; else -1 */
@@ -67,6 +90,10 @@ struct dt_tape {
     char *trace; /* of the first error */
     const char *where;
     bool walked, input_walked;
+    dt_tape *parent; /* of a second run: the tape whose walk runs it; else NULL */
+    bool unrecorded; /* first run of what will be recomputed: tensors are as ever, but no nodes */
+    /* selective: where results go in a first run; where they come from in a second */
+    dti_kept *keep, *take;
 };
 
 /* Zeroed memory that lives until the tape is reset; NULL when there is none. */
@@ -81,6 +108,11 @@ dt_tensor *dti_fail(dt_tape *t, dt_status st, const char *op, int nin, dt_tensor
 /* True if the op can run: no operand failed, was dropped or is of another tape or mesh; else the tape has failed. */
 bool dti_usable(dt_tape *t, const char *op, int nin, dt_tensor *const *in);
 bool dti_wants_grad(const dt_tape *t, int nin, dt_tensor *const *in, uint32_t no_grad_in);
+/* Do nodes get appended now? */
+static inline bool dti_records(const dt_tape *t)
+{
+    return !t->options.no_grad && !t->unrecorded;
+}
 
 /* Run an op under a rule that is already known (dt_op_apply_n looks it up; dt_local_map declares it). */
 void dti_run(dt_tape *t, const dt_op *op, const void *attr, const dti_rule *rule, int nin,
@@ -106,3 +138,21 @@ dt_status dti_make_partial(dt_local *x, uint8_t partial, dt_tag tag);
 /* Is this rank at 0 on every axis of `axes`? */
 bool dti_holds_value(const dt_layout *layout, uint8_t axes);
 void dti_local_release(dt_local *x);
+/* Has a gradient arrived at one of its outputs? */
+bool dti_has_gradient(const dti_node *n);
+/* Visit all nodes from the last to the first. */
+dt_status dti_walk(dt_tape *t, dt_walk walk);
+
+/* ---- recomputation (replay.c) ---- */
+
+/* The visit of a node "recompute". */
+dt_status dti_visit_again(dt_tape *t, dti_node *n, dt_walk walk);
+void dti_again_release(dti_again *a);
+/* A selective first run keeps a result (extra: DT_OP_MAX_EXTRA arrays, or NULL); others do not. */
+dt_status dti_keep(dt_tape *t, const char *name, const dt_layout *layout, const dt_array *out,
+                   const dt_array *extra);
+/* In its second run: the result kept of this place, whose arrays the caller takes over; otherwise
+ * NULL: compute. */
+dt_status dti_take(dt_tape *t, const char *name, const dt_layout *layout,
+                   dti_kept_result **result_out);
+void dti_kept_release(dti_kept *k);

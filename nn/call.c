@@ -8,7 +8,8 @@
  *       transform hooks (after), in reverse
  *     close scope keeping the outputs, leave path
  *
- * In backward the walk meets the end marker first: pre_backward; then the begin marker: post_backward. */
+ * In backward the walk meets the end marker first: pre_backward; then the begin marker: post_backward.
+ * Read next: nn/recompute.c. */
 #include "nn/nn_internal.h"
 
 /* ---- adding hooks ---- */
@@ -57,6 +58,17 @@ static dt_status backward_ends(dt_tape *t, void *arg, dt_walk walk)
     return DT_OK;
 }
 
+int dti_mark_begin(dt_module *m, dt_tape *t)
+{
+    return m->nlifetimes > 0 ? dt_tape_mark_begin(t, backward_ends, m) : -1;
+}
+
+void dti_mark_end(dt_module *m, dt_tape *t, int begin, const dt_values *out)
+{
+    if (m->nlifetimes > 0)
+        dt_tape_mark_pair(t, begin, dt_tape_mark_end(t, backward_starts, m, out->n, out->value));
+}
+
 /* ---- the call ---- */
 
 static dt_values failed_values(dt_tape *t)
@@ -82,7 +94,7 @@ static dt_status forward_hooks(dt_module *m, dt_tape *t, bool post)
         dt_status (*const fn)(dt_module *, dt_tape *, bool, void *) =
             post ? h->post_forward : h->pre_forward;
         if (fn)
-            DT_TRY(fn(m, t, false, h->arg));
+            DT_TRY(fn(m, t, dt_tape_origin(t) != t, h->arg));
     }
     return DT_OK;
 }
@@ -100,11 +112,11 @@ static dt_values forward(dt_module *m, dt_tape *t, const dt_values *in)
     return m->kind->forward(m, t, in);
 }
 
-static dt_values hooked_forward(dt_module *m, dt_tape *t, const dt_values *in)
+static dt_values hooked_forward(dt_module *m, dt_tape *t, const dt_values *in, bool marks)
 {
     if (m->nlifetimes == 0)
         return forward(m, t, in);
-    const int begin = dt_tape_mark_begin(t, backward_ends, m);
+    const int begin = marks ? dti_mark_begin(m, t) : -1;
     dt_status st = forward_hooks(m, t, false);
     dt_values out = st == DT_OK ? forward(m, t, in) : failed_values(t);
     if (st == DT_OK)
@@ -113,18 +125,26 @@ static dt_values hooked_forward(dt_module *m, dt_tape *t, const dt_values *in)
         (void)dt_tape_fail(t, st);
         return failed_values(t);
     }
-    dt_tape_mark_pair(t, begin, dt_tape_mark_end(t, backward_starts, m, out.n, out.value));
+    if (marks)
+        dti_mark_end(m, t, begin, &out);
+    return out;
+}
+
+dt_values dti_module_run(dt_module *m, dt_tape *t, const dt_values *in, bool marks)
+{
+    dt_scope_begin(t);
+    const dt_values ready = transformed(m, t, *in, false);
+    dt_values out = hooked_forward(m, t, &ready, marks);
+    out = transformed(m, t, out, true);
+    dt_scope_end(t, out.n, out.value);
     return out;
 }
 
 dt_values dt_module_call(dt_module *m, dt_tape *t, const dt_values *in)
 {
     dt_tape_enter(t, dt_module_path(m));
-    dt_scope_begin(t);
-    const dt_values ready = transformed(m, t, *in, false);
-    dt_values out = hooked_forward(m, t, &ready);
-    out = transformed(m, t, out, true);
-    dt_scope_end(t, out.n, out.value);
+    const dt_values out = m->recompute == DT_RECOMPUTE_NONE ? dti_module_run(m, t, in, true)
+                                                            : dti_module_run_recomputed(m, t, in);
     dt_tape_leave(t);
     return out;
 }

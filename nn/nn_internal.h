@@ -1,7 +1,7 @@
 /* nn/nn_internal.h - the module, for the files of this folder. */
 #pragma once
 
-#include "nn/dt_module.h"
+#include "nn/dt_recompute.h"
 
 typedef struct dti_transform {
     dt_transform before, after;
@@ -32,4 +32,15 @@ struct dt_module {
     int64_t nlifetimes, lifetime_capacity;
     const dt_sharder *sharder;
     void *sharder_arg;
+    dt_recompute_policy recompute;
 };
+
+/* What a call does once its path is entered: scope, hooks, forward. marks: put markers for the
+ * lifetime hooks of m on the tape. */
+dt_values dti_module_run(dt_module *m, dt_tape *t, const dt_values *in, bool marks);
+/* The same for a module with a policy: nothing of it stays but one node, between m's markers. */
+dt_values dti_module_run_recomputed(dt_module *m, dt_tape *t, const dt_values *in);
+/* m's markers for backward: begin before its nodes, then end after them. No-ops without lifetime
+ * hooks. */
+int dti_mark_begin(dt_module *m, dt_tape *t);
+void dti_mark_end(dt_module *m, dt_tape *t, int begin, const dt_values *out);

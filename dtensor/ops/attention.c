@@ -206,7 +206,8 @@ const dt_op dt_op_attention = {.name = "attention",
                                .backward = backward,
                                .no_grad_in = 1u << Q_POSITIONS | 1u << K_POSITIONS |
                                              1u << Q_DOCUMENTS | 1u << K_DOCUMENTS,
-                               .saves = {EVERYTHING, EVERYTHING, EVERYTHING}};
+                               .saves = {EVERYTHING, EVERYTHING, EVERYTHING},
+                               .keep = true};
 
 dt_tensor *(dt_attention)(dt_tape *t, dt_tensor *q, dt_tensor *k, dt_tensor *v,
                           const dt_attention_options *options)

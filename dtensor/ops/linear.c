@@ -149,6 +149,7 @@ const dt_op dt_op_linear = {.name = "linear",
                             .forward = forward,
                             .backward = backward,
                             .saves = {DT_SAVE_IN(1), DT_SAVE_IN(0)},
+                            .keep = true,
                             .handles_half = true};
 
 const dt_op dt_op_linear_in_out = {.name = "linear_in_out",
@@ -159,7 +160,8 @@ const dt_op dt_op_linear_in_out = {.name = "linear_in_out",
                                    .forward = forward,
                                    .backward = backward,
                                    .saves = {DT_SAVE_IN(1), DT_SAVE_IN(0)},
-                                   .handles_half = true};
+                                   .keep = true,
+                            .handles_half = true};
 
 dt_tensor *(dt_linear)(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *b)
 {

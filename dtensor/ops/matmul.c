@@ -83,7 +83,8 @@ const dt_op dt_op_matmul = {.name = "matmul",
                             .linear = 3,
                             .forward = forward,
                             .backward = backward,
-                            .saves = {DT_SAVE_IN(1), DT_SAVE_IN(0)}};
+                            .saves = {DT_SAVE_IN(1), DT_SAVE_IN(0)},
+                            .keep = true};
 
 dt_tensor *(dt_matmul)(dt_tape *t, dt_tensor *a, dt_tensor *b)
 {

@@ -125,6 +125,7 @@ const dt_op dt_op_product = {.name = "product",
                              .attr_bytes = sizeof(product_attr),
                              .forward = forward,
                              .backward = backward,
+                             .keep = true,
                              .saves = {ALL_INPUTS, ALL_INPUTS, ALL_INPUTS, ALL_INPUTS, ALL_INPUTS,
                                        ALL_INPUTS, ALL_INPUTS, ALL_INPUTS}};
 
