@@ -35,8 +35,8 @@ typedef enum dt_tp_style {
  * the plan: "R"; "S(1)", "S(-1)" ...; "seq": S(1) under sequence parallelism, else R; "-" or a NULL
  * value: left alone, as are values past the list. NULL: the style's default, or nothing.
  * An `in` is always a node of the tape, also where nothing moves: its adjoint reduces the gradient
- * (f). SEQUENCE and `out` are one only where something changes. `out` of an lm_head gathers its logits,
- * also those of the loss; without it the loss is vocabulary-parallel. */
+ * (f). SEQUENCE and `out` are one only where something changes. `out` of an lm_head gathers its
+ * logits, also those of the loss; without it the loss is vocabulary-parallel. */
 typedef struct dt_tp_rule {
     const char *pattern;
     dt_tp_style style;
@@ -75,7 +75,8 @@ DT_NODISCARD dt_status dt_tp_axes(int64_t heads, int64_t kv_heads, int tp, dt_ax
 /* dt_tp_print - what a parallelized module will do, before anything runs: a line a module with its
  * parameters' and its tensors' placements, its collectives forward and backward and their bytes.
  * A line starting with "!" names an activation gradient that stays P past a block, that is, outside
- * of every module with an `in`: an f is missing there.
+ * of every module with an `in`: an f is missing there. The small all-reduces of a
+ * vocabulary-parallel loss are part of an op that does not run on meta, and are not shown.
  *   in   m    materialized on a meta mesh (with a fake world: of any size); for nothing else
  *        in   the input's shapes and layouts, tensors of the same mesh
  * Errors: DT_ERR_ARG for a mesh that is not meta; whatever the module's ops refuse. */

@@ -6,22 +6,13 @@
  *     sp   2L+1 all-gathers and 2L+1 reduce-scatters each way, and one all-reduce of norm gradients
  *     a vocabulary-parallel loss adds 3 small all-reduces, gathered logits one all-gather; a vocabulary that is not split
  *     saves the embedding's and the head's */
-#include "models/dt_models.h"
 #include "tests/harness.h"
+#include "tests/tp/model_case.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { MAX_GRADS = 300000 };
-
-typedef struct model_case {
-    bool gpt2, tied;
-    int layers, kv_heads, batch, seq;
-    int64_t vocab;
-    int dp, tp;
-    dt_tp_vocab vocab_as;
-    bool sp;
-} model_case;
 
 /* What a step left on rank 0. */
 typedef struct step_result {
@@ -37,68 +28,6 @@ typedef struct job {
 } job;
 
 /* ---- one step ---- */
-
-static dt_status make_model(const model_case *c, dt_module **model, dt_model_facts *facts)
-{
-    const dt_llama_config llama = {.vocab_size = c->vocab,
-                                   .hidden_size = 24,
-                                   .intermediate_size = 10, /* divides by 2 only */
-                                   .num_hidden_layers = c->layers,
-                                   .num_attention_heads = 12,
-                                   .num_key_value_heads = c->kv_heads,
-                                   .head_dim = 2,
-                                   .max_position_embeddings = 64,
-                                   .rope_theta = 1e4,
-                                   .rms_norm_eps = 1e-5,
-                                   .initializer_range = 0.3,
-                                   .tie_word_embeddings = c->tied};
-    const dt_gpt2_config gpt2 = {.vocab_size = c->vocab,
-                                 .n_embd = 24,
-                                 .n_layer = c->layers,
-                                 .n_head = 12,
-                                 .n_inner = 10,
-                                 .n_positions = 64,
-                                 .layer_norm_epsilon = 1e-5,
-                                 .initializer_range = 0.3};
-    *facts = (dt_model_facts){.architecture = c->gpt2 ? "GPT2LMHeadModel" : "LlamaForCausalLM",
-                              .heads = 12,
-                              .kv_heads = c->gpt2 ? 12 : c->kv_heads};
-    DT_TRY(c->gpt2 ? dt_gpt2_create(&gpt2, model) : dt_llama_create(&llama, model));
-    return DT_OK;
-}
-
-static dt_status lay_out(const model_case *c, dt_world *world, dt_mesh **mesh, dt_module **model)
-{
-    dt_model_facts facts;
-    const char *names = NULL;
-    DT_TRY(make_model(c, model, &facts));
-    dt_mesh_options options = {.axes = {{"dp", c->dp}}};
-    DT_TRY(dt_tp_axes(facts.heads, facts.kv_heads, c->tp, &options.axes[1], &names));
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &options, mesh));
-    const dt_tp_plan plan = dt_model_tp_plan(&facts, c->vocab_as, c->sp);
-    DT_TRY(dt_parallelize_module(*model, *mesh, names, &plan));
-    DT_TRY(dt_module_materialize(*model, *mesh, 11));
-    return DT_OK;
-}
-
-static dt_status batch(const model_case *c, dt_mesh *mesh, dt_values *in, int64_t *valid)
-{
-    const int n = c->batch * c->seq;
-    const dt_layout *layout = NULL;
-    int32_t *host = calloc((size_t)n * 2, sizeof *host);
-    TEST_THAT(host, "memory");
-    for (int i = 0; i < n; i++) {
-        host[i] = (int32_t)(i * 7 % c->vocab);
-        host[n + i] = i % 4 == 3 ? -100 : (int32_t)((i * 5 + 2) % c->vocab);
-        *valid += host[n + i] >= 0;
-    }
-    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(c->batch, c->seq), "S(0)@dp", &layout));
-    DT_TRY(dt_distribute(layout, DT_I32, host, &in->value[0]));
-    DT_TRY(dt_distribute(layout, DT_I32, host + n, &in->value[1]));
-    in->n = 2;
-    free(host);
-    return DT_OK;
-}
 
 static dt_counts counted(dt_world *world)
 {
@@ -162,8 +91,8 @@ static dt_status body(dt_world *world, void *arg)
     dt_values in = {0};
     int64_t valid = 0;
     step_result r = {0};
-    DT_TRY(lay_out(j->c, world, &mesh, &model));
-    DT_TRY(batch(j->c, mesh, &in, &valid));
+    DT_TRY(model_case_lay_out(j->c, NULL, world, (dt_device){DT_CPU, 0}, &mesh, &model));
+    DT_TRY(model_case_batch(j->c, mesh, &in, &valid));
     dt_model_set_loss(model, valid, 0);
     DT_TRY(run(world, model, mesh, &in, &r));
     r.param_bytes = dt_module_local_bytes(model);
@@ -209,24 +138,10 @@ static void is(const char *what, const dt_counts *c, int64_t ar, int64_t ag, int
         (long long)ag, (long long)rs);
 }
 
-/* Models: llama, llama with tied weights, GPT-2. */
-static model_case usual(int model)
-{
-    return (model_case){.gpt2 = model == 2,
-                        .tied = model > 0,
-                        .layers = 2,
-                        .kv_heads = 12,
-                        .batch = 5,
-                        .seq = 7,
-                        .vocab = 13,
-                        .dp = 1,
-                        .tp = 1};
-}
-
 /* 3 models x tp 2, 3, 4 x what becomes of the vocabulary x sequence parallelism. */
 START_TEST(counts_are_exact)
 {
-    model_case c = usual(_i / 18);
+    model_case c = model_case_usual(_i / 18);
     step_result one = step(&c);
     c.tp = 2 + _i / 6 % 3;
     c.vocab_as = (dt_tp_vocab)(_i / 2 % 3);
@@ -255,7 +170,7 @@ END_TEST
  * arise as P on both in one more. */
 START_TEST(with_data_parallelism)
 {
-    model_case c = usual(_i / 2);
+    model_case c = model_case_usual(_i / 2);
     step_result one = step(&c);
     c.dp = 2;
     c.tp = 2;
@@ -278,7 +193,7 @@ START_TEST(few_key_value_heads)
         int kv, tp, gcd;
     } heads[] = {{2, 4, 2}, {2, 6, 2}, {2, 3, 1}, {4, 6, 2}, {1, 4, 1}, {3, 6, 3}};
     const int kv = heads[_i / 2].kv, tp = heads[_i / 2].tp;
-    model_case c = usual(0);
+    model_case c = model_case_usual(0);
     c.kv_heads = kv;
     step_result one = step(&c);
     c.tp = tp;
@@ -319,7 +234,7 @@ static void layer(model_case c, int64_t *comm_bytes, int64_t *saved_bytes)
 /* Communicated: 8bsh(t-1)/t elements a layer and step, with sequence parallelism or without it. */
 START_TEST(bytes_of_a_layer)
 {
-    model_case c = usual(_i / 4 * 2);
+    model_case c = model_case_usual(_i / 4 * 2);
     c.batch = 3;
     c.seq = 8;
     const int64_t bsh = 3 * 8 * 24 * (int64_t)sizeof(float);
@@ -334,7 +249,7 @@ END_TEST
 /* Logits of all tokens and the whole vocabulary exist under gathered logits and never under loss parallelism. */
 START_TEST(whole_logits_never_exist)
 {
-    model_case c = usual(_i);
+    model_case c = model_case_usual(_i);
     c.batch = 32;
     c.seq = 32;
     c.vocab = 2048;

@@ -68,7 +68,13 @@ typedef struct style_case {
 
 #define COL DT_TP_COLWISE
 #define ROW DT_TP_ROWWISE
-#define SHAPE(n, ...) {n, {__VA_ARGS__}}
+#define SHAPE(n, ...)   \
+    {                   \
+        n,              \
+        {               \
+            __VA_ARGS__ \
+        }               \
+    }
 
 /* clang-format off */
 static const style_case cases[] = {
