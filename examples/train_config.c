@@ -75,7 +75,8 @@ static const dt_option table[] = {
     SWITCH("parallel.reshard_after_forward", "true", "with dp_shard" NOT_BUILT),
     CHOICE("dtype.param", "f32", "f32|bf16|f16", "type of parameters in use" NOT_BUILT),
     CHOICE("dtype.reduce", "f32", "f32|bf16|f16", "type of gradients on their way" NOT_BUILT),
-    CHOICE("recompute", "none", "none|full|selective", "activations to compute again" NOT_BUILT),
+    CHOICE("recompute", "none", "none|full|selective",
+           "what backward makes again: nothing, layers, layers but for products and attention"),
     TEXT("checkpoint.dir", NULL, "folder for checkpoints; see also model.save" NOT_BUILT),
     COUNT0("checkpoint.every", "0", "steps between checkpoints; 0: none" NOT_BUILT),
     COUNT("checkpoint.keep", "3", "how many stay" NOT_BUILT),
@@ -168,6 +169,7 @@ static dt_status fill(const dt_options *o, train_config *c)
     c->pp = (int)dt_options_int(o, "parallel.pp");
     c->sp = dt_options_bool(o, "parallel.sp");
     c->loss_parallel = dt_options_bool(o, "parallel.loss_parallel");
+    DT_TRY(dt_recompute_parse(dt_options_string(o, "recompute"), &c->recompute));
     c->ranks = (int)dt_options_int(o, "ranks");
     c->eval_path = dt_options_string(o, "eval.path");
     c->eval_every = dt_options_int(o, "eval.every");

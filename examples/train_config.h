@@ -4,6 +4,7 @@
 #include "base/dt_options.h"
 #include "data/dt_data.h"
 #include "models/dt_models.h"
+#include "nn/dt_recompute.h"
 #include "optim/dt_optim.h"
 
 typedef struct train_config {
@@ -18,6 +19,7 @@ typedef struct train_config {
     dt_schedule schedule;
     int dp_replicate, dp_shard, tp, pp;
     bool sp, loss_parallel; /* with tp */
+    dt_recompute_policy recompute; /* of every layer */
     int ranks; /* as threads of this process; 0: as launched */
     const char *eval_path; /* NULL: the end of data_path */
     int64_t eval_every, eval_steps; /* every 0: never */

@@ -51,6 +51,8 @@ static dt_status build(train_session *s)
     DT_TRY(train_config_check_ranks(c, dt_world_size(s->world)));
     DT_TRY(dt_model_create(c->model_config, &s->model, &s->facts));
     DT_TRY(lay_out(s));
+    for (int i = 0; i < (int)s->facts.layers; i++)
+        dt_recompute(dt_model_layer(s->model, i), c->recompute);
     DT_REQUIRE(c->seq_len <= s->facts.max_positions, DT_ERR_ARG,
                "train.seq_len=%lld is longer than the model's %lld positions",
                (long long)c->seq_len, (long long)s->facts.max_positions);

@@ -28,7 +28,7 @@ static dt_status llama(const json_t *j, const char *path, dt_module **model_out,
                        dt_model_facts *facts)
 {
     dt_llama_config c = {0};
-    const double theta = 10000.0, std = 0.02, eps = 1e-6;
+    const double theta = 10000.0, std = 0.02, eps = 1e-6, none = 0;
     const bool no = false;
     const int64_t max_positions = 2048;
     DT_REQUIRE(!json_object_get(j, "rope_scaling") ||
@@ -53,6 +53,7 @@ static dt_status llama(const json_t *j, const char *path, dt_module **model_out,
     DT_TRY(dt_json_bool(j, path, "tie_word_embeddings", &no, &c.tie_word_embeddings));
     DT_TRY(dt_json_bool(j, path, "attention_bias", &no, &c.attention_bias));
     DT_TRY(dt_json_bool(j, path, "mlp_bias", &no, &c.mlp_bias));
+    DT_TRY(dt_json_double(j, path, "dropout", &none, &c.dropout)); /* ours, not Hugging Face's */
     *facts = (dt_model_facts){
         "LlamaForCausalLM",    c.vocab_size,          c.hidden_size, c.num_hidden_layers,
         c.num_attention_heads, c.num_key_value_heads, c.head_dim,    c.max_position_embeddings};

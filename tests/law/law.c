@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 const char *law_path(const char *golden, const char *file, char buf[1024])
 {
@@ -25,6 +26,25 @@ typedef struct paths {
 static double number(const json_t *train, const char *key)
 {
     return json_number_value(json_object_get(train, key));
+}
+
+/* A copy of the model's config with dropout; p->config becomes its path. */
+static dt_status add_dropout(double rate, paths *p)
+{
+    static const char *const key[] = {"dropout", "embd_pdrop", "resid_pdrop"};
+    json_t *j = NULL;
+    DT_TRY(dt_json_load(p->config, &j));
+    (void)snprintf(p->config, sizeof p->config, "/tmp/law_config_XXXXXX");
+    FILE *f = NULL;
+    const int fd = mkstemp(p->config);
+    bool ok = fd >= 0 && (f = fdopen(fd, "w")) != NULL;
+    for (int i = 0; i < DT_COUNT(key); i++)
+        ok = ok && json_object_set_new(j, key[i], json_real(rate)) == 0;
+    ok = ok && json_dumpf(j, f, 0) == 0;
+    ok = (!f || fclose(f) == 0) && ok;
+    json_decref(j);
+    DT_REQUIRE(ok, DT_ERR_IO, "%s cannot be written", p->config);
+    return DT_OK;
 }
 
 static dt_status configure(const law_case *c, paths *p, train_config *config)
@@ -58,11 +78,14 @@ static dt_status configure(const law_case *c, paths *p, train_config *config)
         .dp_shard = 1,
         .tp = c->tp ? c->tp : 1,
         .pp = 1,
+        .recompute = c->recompute,
         .sp = c->sp,
         .loss_parallel = !c->gather_logits,
     };
     if (c->eps > 0)
         config->adamw.eps = c->eps;
+    if (c->dropout > 0)
+        DT_TRY(add_dropout(c->dropout, p));
     json_decref(expected);
     return DT_OK;
 }
@@ -193,6 +216,8 @@ dt_status law_train(const law_case *c, law_run *run_out)
     } else {
         st = dt_world_run_threads(c->ranks, NULL, train, &j);
     }
+    if (c->dropout > 0)
+        (void)unlink(p.config);
     if (st != DT_OK)
         law_free(&run);
     else

@@ -28,6 +28,8 @@ typedef struct law_case {
     bool mpi;                      /* ranks are those of the MPI world, not threads */
     const char *fault;             /* DT_FAULT of the world; NULL: none */
     double eps;                    /* of AdamW; 0: the case's */
+    dt_recompute_policy recompute;
+    double dropout;                /* wherever the model has one; 0: the case's */
     int tp;                        /* of the ranks, these are tensor parallel; 0: 1. The others replicate */
     bool sp, gather_logits;        /* with tp: sequence parallelism; no loss parallelism */
 } law_case;
