@@ -181,36 +181,38 @@ static dt_status result_dtype(const dt_op *op, const void *attr, int nin, dt_ten
 void dti_call_release(dti_call *k)
 {
     for (int i = 0; i < k->c.nin; i++) {
-        dt_array_release(&k->c.in[i]);
-        dt_array_release(&k->c.din[i]);
+        dti_release(&k->c.in[i]);
+        dti_release(&k->c.din[i]);
     }
     for (int j = 0; j < k->c.nout; j++) {
-        dt_array_release(&k->c.out[j]);
-        dt_array_release(&k->c.dout[j]);
+        dti_release(&k->c.out[j]);
+        dti_release(&k->c.dout[j]);
     }
     for (int e = 0; e < DT_OP_MAX_EXTRA; e++)
-        dt_array_release(&k->c.extra[e]);
+        dti_release(&k->c.extra[e]);
     for (int i = 0; i < k->nscratch; i++)
-        dt_array_release(&k->scratch[i]);
+        dti_release(&k->scratch[i]);
 }
 
-/* The parts of a call that are read before they are written; the rest of the large struct stays as it is. */
-static void begin(dti_call *k, dt_tape *t, const dt_op *op, const void *attr, int nin, int nout)
+void dti_call_begin(dti_call *k, dt_tape *t, const dt_op *op, const void *attr, int nin, int nout)
 {
     k->c.tape = t;
     k->c.op = op;
     k->c.attr = attr;
     k->c.nin = nin;
     k->c.nout = nout;
-    k->c.path = dt_tape_path(t);
-    k->c.where = t->where;
     k->c.need = 0;
     k->nscratch = 0;
-    for (int i = 0; i < nin; i++)
-        k->c.in[i].storage = k->c.din[i].storage = NULL;
-    for (int j = 0; j < nout; j++)
-        k->c.out[j].storage = k->c.dout[j].storage = NULL;
-    memset(k->c.extra, 0, sizeof k->c.extra);
+    for (int i = 0; i < nin; i++) {
+        k->c.in[i] = (dt_array){0};
+        k->c.din[i].storage = NULL;
+    }
+    for (int j = 0; j < nout; j++) {
+        k->c.out[j] = (dt_array){0};
+        k->c.dout[j].storage = NULL;
+    }
+    for (int e = 0; e < DT_OP_MAX_EXTRA; e++)
+        k->c.extra[e].storage = NULL;
 }
 
 static dt_status load(dti_call *k, const dti_rule *rule, dt_tensor *const *in, dt_dtype dtype)
@@ -251,7 +253,7 @@ static dt_status store(dti_call *k, dt_dtype dtype, bool requires_grad, bool wei
         DT_REQUIRE(y, DT_ERR_NOMEM, "a tensor");
         if (k->c.out[j].dtype == dtype) {
             y->local = k->c.out[j];
-            k->c.out[j] = (dt_array){0};
+            k->c.out[j].storage = NULL;
         } else {
             DT_TRY(dt_array_create(dt_mesh_heap(k->mesh), dtype, k->c.out[j].shape,
                                    DT_TAG_ACTIVATION, &y->local));
@@ -296,15 +298,19 @@ static dt_status record(dti_call *k, const dti_rule *rule, dt_tensor *const *in,
         n->saved_out = n->saved_in + k->c.nin;
     }
     for (int i = 0; i < k->c.nin; i++) {
-        if (mask & DT_SAVE_IN(i) && in[i])
+        if (mask & DT_SAVE_IN(i) && in[i] && !in[i]->made_by)
             n->saved_in[i] = dt_array_share(&in[i]->local);
     }
     for (int j = 0; j < k->c.nout; j++) {
         if (mask & DT_SAVE_OUT(j))
             n->saved_out[j] = dt_array_share(&out[j]->local);
     }
-    memcpy(n->extra, k->c.extra, sizeof n->extra);
-    memset(k->c.extra, 0, sizeof k->c.extra);
+    for (int e = 0; e < DT_OP_MAX_EXTRA; e++) {
+        if (!k->c.extra[e].storage)
+            continue;
+        n->extra[e] = k->c.extra[e];
+        k->c.extra[e].storage = NULL;
+    }
     return DT_OK;
 }
 
@@ -376,7 +382,9 @@ void dti_run(dt_tape *t, const dt_op *op, const void *attr, const dti_rule *rule
              dt_tensor *const *in, int nout, dt_tensor **out)
 {
     dti_call k;
-    begin(&k, t, op, attr, nin, nout);
+    dti_call_begin(&k, t, op, attr, nin, nout);
+    k.c.path = dt_tape_path(t);
+    k.c.where = t->where;
     k.mesh = mesh_of(nin, in);
     const dt_status st = run(&k, rule, in, out);
     dti_call_release(&k);

@@ -124,8 +124,11 @@ static dt_status load(back_call *k, dti_node *n, const dt_layout *dy)
     dt_op_call *c = &k->call.c;
     for (int i = 0; i < n->nin; i++) {
         c->in_layout[i] = n->in[i] ? n->in[i]->layout : NULL;
-        if (n->saved_in)
-            DT_TRY(widened(n->op, &n->saved_in[i], &c->in[i]));
+        if (n->saved_in) {
+            dt_array *saved = NULL;
+            DT_TRY(dti_saved_input(n, i, c->need, &saved));
+            DT_TRY(widened(n->op, saved, &c->in[i]));
+        }
         if (!(c->need >> i & 1))
             continue;
         dt_layout arises = n->rule->grad[i] ? *n->rule->grad[i]
@@ -189,15 +192,12 @@ static dt_status op_backward(back_call *k, dti_node *n)
 
 dt_status dti_op_backward(dt_tape *t, dti_node *n, uint32_t need)
 {
-    back_call k = {.call = {.c = {.tape = t,
-                                  .op = n->op,
-                                  .attr = n->attr,
-                                  .nin = n->nin,
-                                  .nout = n->nout,
-                                  .need = need,
-                                  .path = n->path,
-                                  .where = n->where},
-                            .mesh = dt_layout_mesh(n->rule->out[0])}};
+    back_call k;
+    dti_call_begin(&k.call, t, n->op, n->attr, n->nin, n->nout);
+    k.call.c.need = need;
+    k.call.c.path = n->path;
+    k.call.c.where = n->where;
+    k.call.mesh = dt_layout_mesh(n->rule->out[0]);
     const dt_status st = op_backward(&k, n);
     dti_call_release(&k.call);
     if (st != DT_OK)
@@ -215,14 +215,14 @@ static void keep_saved(dti_node *n, uint32_t need)
         mask |= need >> i & 1 ? n->op->saves[i] : 0;
     for (int i = 0; n->saved_in && i < n->nin; i++) {
         if (!(mask & DT_SAVE_IN(i)))
-            dt_array_release(&n->saved_in[i]);
+            dti_release(&n->saved_in[i]);
     }
     for (int j = 0; n->saved_out && j < n->nout; j++) {
         if (!(mask & DT_SAVE_OUT(j)))
-            dt_array_release(&n->saved_out[j]);
+            dti_release(&n->saved_out[j]);
     }
     for (int e = 0; !need && e < DT_OP_MAX_EXTRA; e++)
-        dt_array_release(&n->extra[e]);
+        dti_release(&n->extra[e]);
 }
 
 /* Inputs that want a gradient: of parameters (and what was made from them), or of the rest. */
@@ -287,7 +287,8 @@ static dt_status visit(dt_tape *t, dti_node *n, dt_walk walk)
     if (need)
         DT_TRY(n->backward(t, n, need));
     const uint32_t later = walk == DT_WALK_INPUT ? weights : 0;
-    keep_saved(n, later);
+    if (n->op || walk != DT_WALK_INPUT) /* the other walk may gather again */
+        keep_saved(n, later);
     for (int j = 0; j < n->nout && !later; j++)
         dti_local_release(&n->out[j]->grad);
     DT_TRY(own_leaf_grads(n, need));

@@ -3,6 +3,8 @@
 
 #include "dtensor/dt_op.h"
 
+typedef struct dti_node dti_node;
+
 struct dt_tensor {
     const dt_layout *layout;
     dt_array local;
@@ -12,6 +14,7 @@ struct dt_tensor {
     bool requires_grad;
     bool weight_side; /* a parameter, or made from one by unary ops: its gradient may wait */
     bool failed, dropped;
+    dti_node *made_by; /* the redistribute that backward runs again (regather.c), or NULL */
 };
 
 /* A rule applied to given layouts; cached by the mesh. */
@@ -43,8 +46,6 @@ typedef struct dti_again {
     /* of the second run; in: leaves themselves, stand-ins for tensors of the first tape */
     dt_tensor **in, *out[DT_RECOMPUTED_MAX_OUT];
 } dti_again;
-
-typedef struct dti_node dti_node;
 
 /* What a node does when the walk reaches it: from out[j]->grad to dti_deliver(in[i], ...), for the inputs in `need`. */
 typedef dt_status (*dti_backward)(dt_tape *t, dti_node *n, uint32_t need);
@@ -128,8 +129,19 @@ typedef struct dti_call {
 } dti_call;
 /* Does this op see f32 in place of `dtype`? */
 bool dti_widens(const dt_op *op, dt_dtype dtype);
+/* Set the parts of a call that are read before they are written; the rest of the large struct stays as it is. */
+void dti_call_begin(dti_call *k, dt_tape *t, const dt_op *op, const void *attr, int nin, int nout);
 void dti_call_release(dti_call *k); /* in, out, din, dout, extra, scratch */
 dt_status dti_op_backward(dt_tape *t, dti_node *n, uint32_t need);
+/* Input i as the gradients in `need` see it: saved, or made again; borrowed. Collective if made again. */
+dt_status dti_saved_input(dti_node *n, int i, uint32_t need, dt_array **out);
+
+/* Most arrays of a call or a node are unset: skip those quickly. */
+static inline void dti_release(dt_array *a)
+{
+    if (a->storage)
+        dt_array_release(a);
+}
 
 /* Add a gradient to a tensor; takes g's reference over. R + P is P. */
 dt_status dti_deliver(dt_tensor *x, dt_local *g);

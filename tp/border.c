@@ -16,7 +16,7 @@ enum { WHOLE = INT32_MIN };
 
 typedef struct border {
     dti_tp_axes axes;
-    bool after, always;
+    bool after, always, regather;
     int n;
     place place[DT_MAX_VALUES];
 } border;
@@ -100,7 +100,13 @@ static dt_tensor *moved(const border *b, const place *p, dt_tape *t, dt_tensor *
         (void)dt_tape_fail(t, st);
         return dt_tape_failed(t);
     }
-    return wanted == dt_tensor_layout(x) && !b->always ? x : dt_redistribute_to(t, x, wanted);
+    if (wanted == dt_tensor_layout(x) && !b->always)
+        return x;
+    dt_tensor *y = dt_redistribute_to(t, x, wanted);
+    if (b->regather && dt_layout_at(wanted, b->axes.axis[0]).kind == DT_REPLICATE &&
+        dt_layout_at(dt_tensor_layout(x), b->axes.axis[0]).kind == DT_SHARD)
+        dt_tensor_regather(y);
+    return y;
 }
 
 static dt_values transform(dt_module *m, dt_tape *t, const dt_values *values, void *arg)
@@ -121,16 +127,19 @@ static dt_values transform(dt_module *m, dt_tape *t, const dt_values *values, vo
     return v;
 }
 
-dt_status dti_tp_border_add(dt_module *m, const dti_tp_axes *axes, bool sequence, const char *text,
-                            bool after, bool always)
+dt_status dti_tp_border_add(dt_module *m, const dti_tp_axes *axes, const dt_tp_plan *plan,
+                            const char *text, bool after, bool always)
 {
     border *b = calloc(1, sizeof *b);
     DT_REQUIRE(b, DT_ERR_NOMEM, "a border of module '%s'", dt_module_path(m));
-    *b = (border){.axes = *axes, .after = after, .always = always};
+    *b = (border){.axes = *axes,
+                  .after = after,
+                  .always = always,
+                  .regather = !after && !plan->keep_gathered};
     dt_status st = parse(text, &b->n, b->place);
     for (int i = 0; i < b->n; i++) {
         if (b->place[i].sequence)
-            b->place[i].dim = sequence ? 1 : WHOLE;
+            b->place[i].dim = plan->sequence ? 1 : WHOLE;
     }
     if (st == DT_OK)
         st =

@@ -46,9 +46,14 @@ typedef struct dt_tp_rule {
 typedef struct dt_tp_plan {
     int nrules;
     const dt_tp_rule *rule;
-    bool sequence; /* what "seq" means */
-    bool stage;    /* m is a part of the model (a pipeline stage): rows may match nothing */
+    bool sequence;      /* what "seq" means */
+    bool keep_gathered; /* see below */
+    bool stage;         /* m is a part of the model (a pipeline stage): rows may match nothing */
 } dt_tp_plan;
+
+/* What an `in` gathers is not saved for backward but gathered again there (dt_tensor_regather): under
+ * sequence parallelism activations then take 1/t of the memory, for two all-gathers a layer more,
+ * unless keep_gathered. */
 
 /* dt_parallelize_module - apply a plan to the modules below m; changes it in place.
  *   in   axes   "tp", or a nest "tp_kv,tp_rep" of the same ranks (dt_tp_axes)

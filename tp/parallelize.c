@@ -218,9 +218,9 @@ static dt_status apply(job *j)
         if (out && strcmp(dt_module_kind_name(e->m), "lm_head") == 0)
             dt_layer_lm_head_gather(e->m, true);
         if (in)
-            DT_TRY(dti_tp_border_add(e->m, &j->axes, j->plan->sequence, in, false, f));
+            DT_TRY(dti_tp_border_add(e->m, &j->axes, j->plan, in, false, f));
         if (out)
-            DT_TRY(dti_tp_border_add(e->m, &j->axes, j->plan->sequence, out, true, false));
+            DT_TRY(dti_tp_border_add(e->m, &j->axes, j->plan, out, true, false));
     }
     return DT_OK;
 }

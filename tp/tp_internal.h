@@ -17,5 +17,5 @@ void dti_tp_place(dt_layout *x, const dti_tp_axes *axes, int n, int dim);
 /* The hook of a border: from the text of an `in` or `out` row. `always`: a node also where nothing
  * changes. Errors: DT_ERR_PLACEMENT for text that is no list of placements, DT_ERR_NOMEM. */
 dt_status dti_tp_border_check(const char *text);
-dt_status dti_tp_border_add(dt_module *m, const dti_tp_axes *axes, bool sequence, const char *text,
-                            bool after, bool always);
+dt_status dti_tp_border_add(dt_module *m, const dti_tp_axes *axes, const dt_tp_plan *plan,
+                            const char *text, bool after, bool always);

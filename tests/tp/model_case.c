@@ -56,7 +56,8 @@ dt_status model_case_lay_out(const model_case *c, const dt_tp_plan *plan, dt_wor
     dt_mesh_options options = {.axes = {{"dp", c->dp}}};
     DT_TRY(dt_tp_axes(facts.heads, facts.kv_heads, c->tp, &options.axes[1], &names));
     DT_TRY(dt_mesh_create(world, device, &options, mesh));
-    const dt_tp_plan usual = dt_model_tp_plan(&facts, c->vocab_as, c->sp);
+    dt_tp_plan usual = dt_model_tp_plan(&facts, c->vocab_as, c->sp);
+    usual.keep_gathered = c->keep_gathered;
     DT_TRY(dt_parallelize_module(*model, *mesh, names, plan ? plan : &usual));
     DT_TRY(dt_module_materialize(*model, *mesh, 11));
     return DT_OK;

@@ -3,7 +3,8 @@
  *
  * With L layers, one microbatch (the project's design, section 5):
  *     tp   2L+1 all-reduces forward, 2L+1 backward
- *     sp   2L+1 all-gathers and 2L+1 reduce-scatters each way, and one all-reduce of norm gradients
+ *     sp   2L+1 all-gathers and 2L+1 reduce-scatters each way, and one all-reduce of norm gradients;
+ *          2L all-gathers more in backward where gathered inputs are not saved
  *     a vocabulary-parallel loss adds 3 small all-reduces, gathered logits one all-gather; a vocabulary that is not split
  *     saves the embedding's and the head's */
 #include "tests/harness.h"
@@ -138,7 +139,8 @@ static void is(const char *what, const dt_counts *c, int64_t ar, int64_t ag, int
         (long long)ag, (long long)rs);
 }
 
-/* 3 models x tp 2, 3, 4 x what becomes of the vocabulary x sequence parallelism. */
+/* 3 models x tp 2, 3, 4 x what becomes of the vocabulary x sequence parallelism (every other time
+ * without gathering again). */
 START_TEST(counts_are_exact)
 {
     model_case c = model_case_usual(_i / 18);
@@ -146,6 +148,7 @@ START_TEST(counts_are_exact)
     c.tp = 2 + _i / 6 % 3;
     c.vocab_as = (dt_tp_vocab)(_i / 2 % 3);
     c.sp = _i % 2;
+    c.keep_gathered = _i / 2 % 2;
     step_result many = step(&c);
     check_values(&many, &one);
     const bool split = c.vocab_as != DT_TP_VOCAB_WHOLE;
@@ -154,7 +157,8 @@ START_TEST(counts_are_exact)
     const int each = 2 * c.layers + split;
     if (c.sp) {
         is("forward", &many.forward, small, each + logits, each);
-        is("backward", &many.backward, 0, each, each);
+        const int again = c.keep_gathered ? 0 : 2 * c.layers + logits; /* that loss saves x */
+        is("backward", &many.backward, 0, each + again, each);
         is("gradients", &many.reduce, 1, 0, 0);
     } else {
         is("forward", &many.forward, each + small, logits, 0);
@@ -178,7 +182,7 @@ START_TEST(with_data_parallelism)
     step_result many = step(&c);
     check_values(&many, &one);
     is("forward", &many.forward, c.sp ? 3 : 5 + 3, c.sp ? 5 : 0, c.sp ? 5 : 0);
-    is("backward", &many.backward, c.sp ? 0 : 5, c.sp ? 5 : 0, c.sp ? 5 : 0);
+    is("backward", &many.backward, c.sp ? 0 : 5, c.sp ? 5 + 4 : 0, c.sp ? 5 : 0);
     is("gradients", &many.reduce, c.sp ? 2 : 1, 0, 0);
     free(one.grad);
     free(many.grad);
@@ -201,7 +205,7 @@ START_TEST(few_key_value_heads)
     step_result many = step(&c);
     check_values(&many, &one);
     is("forward", &many.forward, c.sp ? 3 : 5 + 3, c.sp ? 5 : 0, c.sp ? 5 : 0);
-    is("backward", &many.backward, c.sp ? 0 : 5, c.sp ? 5 : 0, c.sp ? 5 : 0);
+    is("backward", &many.backward, c.sp ? 0 : 5, c.sp ? 5 + 4 : 0, c.sp ? 5 : 0);
     is("gradients", &many.reduce, c.sp && heads[_i / 2].gcd > 1 ? 2 : 1, 0, 0);
     c.kv_heads =
         12; /* what it costs to replicate them: kv / gcd heads here, kv / tp when all were split */
@@ -231,18 +235,25 @@ static void layer(model_case c, int64_t *comm_bytes, int64_t *saved_bytes)
     *saved_bytes = saved[1] - saved[0];
 }
 
-/* Communicated: 8bsh(t-1)/t elements a layer and step, with sequence parallelism or without it. */
+/* Communicated: 8bsh(t-1)/t elements a layer and step, with sequence parallelism or without it; 10
+ * where gathered inputs are gathered again. Saved for backward: with that, 1/t of what one rank saves;
+ * without, two more whole inputs less the parts that they are made of. */
 START_TEST(bytes_of_a_layer)
 {
-    model_case c = model_case_usual(_i / 4 * 2);
+    model_case c = model_case_usual(_i / 6 * 2);
     c.batch = 3;
     c.seq = 8;
     const int64_t bsh = 3 * 8 * 24 * (int64_t)sizeof(float);
-    int64_t comm, saved;
-    c.tp = _i & 1 ? 2 : 4;
-    c.sp = _i & 2;
+    int64_t comm, saved, one_comm, one_saved;
+    layer(c, &one_comm, &one_saved);
+    ck_assert_int_eq(one_comm, 0);
+    c.sp = _i % 3 > 0;
+    c.keep_gathered = _i % 3 == 2;
+    c.tp = _i / 3 % 2 ? 2 : 4;
     layer(c, &comm, &saved);
-    ck_assert_int_eq(comm, 8 * bsh * (c.tp - 1) / c.tp);
+    ck_assert_int_eq(comm, (c.sp && !c.keep_gathered ? 10 : 8) * bsh * (c.tp - 1) / c.tp);
+    if (c.sp && c.tp == 2) /* an mlp of 10 does not divide by 4 */
+        ck_assert_int_eq(saved, one_saved / 2 + (c.keep_gathered ? 2 * bsh / 2 : 0));
 }
 END_TEST
 
@@ -276,7 +287,7 @@ int main(void)
     tcase_add_loop_test(tc, counts_are_exact, 0, 54);
     tcase_add_loop_test(tc, with_data_parallelism, 0, 6);
     tcase_add_loop_test(tc, few_key_value_heads, 0, 12);
-    tcase_add_loop_test(tc, bytes_of_a_layer, 0, 8);
+    tcase_add_loop_test(tc, bytes_of_a_layer, 0, 12);
     tcase_add_loop_test(tc, whole_logits_never_exist, 0, 3);
     suite_add_tcase(suite, tc);
     return test_main(suite);

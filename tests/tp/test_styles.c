@@ -211,8 +211,8 @@ static dt_status run_module(dt_world *world, dt_mesh *mesh, const style_case *s,
     DT_TRY(s->make(&m));
     DT_TRY(dt_module_finish(m));
     if (split)
-        DT_TRY(
-            dt_parallelize_module(m, mesh, "tp", &(dt_tp_plan){.nrules = nrows, .rule = s->row}));
+        DT_TRY(dt_parallelize_module(
+            m, mesh, "tp", &(dt_tp_plan){.nrules = nrows, .rule = s->row, .keep_gathered = true}));
     DT_TRY(dt_module_materialize(m, mesh, 7));
     DT_TRY(input(mesh, s, split ? s->x : "", &x));
     DT_TRY(go(world, m, x, r));
