@@ -92,11 +92,11 @@ dt_status dt_tape_create(dt_mesh *mesh, const dt_tape_options *options, dt_tape 
 static void release_node(dti_node *n)
 {
     for (int i = 0; n->saved_in && i < n->nin; i++)
-        dt_array_release(&n->saved_in[i]);
+        dti_release(&n->saved_in[i]);
     for (int i = 0; n->saved_out && i < n->nout; i++)
-        dt_array_release(&n->saved_out[i]);
+        dti_release(&n->saved_out[i]);
     for (int k = 0; k < DT_OP_MAX_EXTRA; k++)
-        dt_array_release(&n->extra[k]);
+        dti_release(&n->extra[k]);
     if (n->again)
         dti_again_release(n->again);
 }
@@ -106,7 +106,7 @@ void dt_tape_reset(dt_tape *t, const dt_tape_options *options)
     for (int64_t i = 0; i < t->nnodes; i++)
         release_node(t->node[i]);
     for (int64_t i = 0; i < t->ntensors; i++) {
-        dt_array_release(&t->tensor[i]->local);
+        dti_release(&t->tensor[i]->local);
         dti_local_release(&t->tensor[i]->grad);
     }
     while (t->nframes > 0)
