@@ -190,6 +190,7 @@ static dt_status order_body(dt_world *world, void *arg)
               "d sum(x w w) = the rows' sums of w w");
     dt_tape_reset(b.t, NULL);
     /* in two halves: the second run belongs to the first */
+    const int64_t before = dt_heap_get_stats(b.heap).live[DT_TAG_ACTIVATION];
     dt_tensor *loss = dt_sum(b.t, dt_module_call1(b.f, b.t, b.x), 0);
     dt_local one = {dt_tensor_layout(loss), {0}};
     DT_TRY(dt_array_create(b.heap, DT_F32, DT_SCALAR, DT_TAG_GRADIENT, &one.array));
@@ -199,6 +200,8 @@ static dt_status order_body(dt_world *world, void *arg)
     DT_TRY(diary_is(&b, "1[ " SECOND_RUN "c[ c]i 1]i "));
     TEST_THAT(dt_tape_saved_bytes(b.t) == 3 * 16, "x, g of x and w wait: %lld",
               (long long)dt_tape_saved_bytes(b.t));
+    TEST_THAT(dt_heap_get_stats(b.heap).live[DT_TAG_ACTIVATION] - before == 16 + 16 + 4,
+              "beside the leaves there are g of x, f of x and the loss");
     DT_TRY(dt_backward_weight(b.t));
     DT_TRY(diary_is(&b, "c]w 1]w "));
     TEST_THAT(dt_tape_saved_bytes(b.t) == 0, "nothing waits");
