@@ -15,8 +15,6 @@
 #include "dtensor/ops/dt_ops.h"
 #include "tests/harness.h"
 
-#include <stdatomic.h>
-
 enum {
     FUZZ_VALUES = 400,
     FUZZ_STEPS = 400,
@@ -64,9 +62,9 @@ typedef struct fuzz_call {
 } fuzz_call;
 
 /* A row of the table. words: an operand each, in letters; * the same 0 to 2 letters in all
- * operands, ~ the last few of these, . no letter. Upper case is not sharded by the rule (E: an even size;
- * p: at least s; g divides h). Before a word: # ids (i32 below v), ! not linear, ? may be left out
- * (the last one only). */
+ * operands, ~ the last few of these, . no letter. Upper case is not sharded by the rule (E: an
+ * even size; p: at least s; g divides h). Before a word: # ids (i32 below v), ! not linear,
+ * ? may be left out (the last one only). */
 struct fuzz_op {
     const char *name, *words;
     void (*call)(fuzz_call *c);
@@ -104,8 +102,8 @@ typedef struct fuzz_graph {
 typedef struct fuzz_stats {
     long cases, values, gradients;
     long placed[FUZZ_ROWS], replicated[FUZZ_ROWS],
-        refused[FUZZ_ROWS];        /* accepted with S or P, all R */
-    _Atomic long refused_backward; /* a split vocabulary's P gradient */
+        refused[FUZZ_ROWS]; /* accepted with S or P, all R */
+    long refused_backward;  /* a split vocabulary's P gradient */
 } fuzz_stats;
 
 /* What is fuzzed. All-zero but the table: honest. */
