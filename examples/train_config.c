@@ -65,16 +65,23 @@ static const dt_option table[] = {
      NULL, 0, 1},
     COUNT0("schedule.decay_steps", "0", "wsd: last steps that decay; 0: a tenth"),
     DEGREE("parallel.dp_replicate", "ranks that hold the whole model and share the batch"),
-    DEGREE("parallel.dp_shard", "ranks that share batch and parameters" NOT_BUILT),
+    DEGREE(
+        "parallel.dp_shard",
+        "ranks that share the batch and hold shards of parameters, gradients and optimizer state"),
     DEGREE("parallel.tp", "tensor parallel ranks: they share every layer"),
     DEGREE("parallel.pp", "pipeline stages" NOT_BUILT),
-    SWITCH("parallel.sp", "false", "sequence parallelism: activations between tp blocks are split too"),
-    SWITCH("parallel.loss_parallel", "true", "with tp, the loss of a split vocabulary; false: of gathered logits"),
+    SWITCH("parallel.sp", "false",
+           "sequence parallelism: activations between tp blocks are split too"),
+    SWITCH("parallel.loss_parallel", "true",
+           "with tp, the loss of a split vocabulary; false: of gathered logits"),
     TEXT("parallel.schedule", "1f1b", "of pipeline stages" NOT_BUILT),
     COUNT0("parallel.stages_per_rank", "0", "0: by schedule" NOT_BUILT),
-    SWITCH("parallel.reshard_after_forward", "true", "with dp_shard" NOT_BUILT),
-    CHOICE("dtype.param", "f32", "f32|bf16|f16", "type of parameters in use" NOT_BUILT),
-    CHOICE("dtype.reduce", "f32", "f32|bf16|f16", "type of gradients on their way" NOT_BUILT),
+    SWITCH("parallel.reshard_after_forward", "true",
+           "free gathered parameters until backward (ZeRO-3); false: keep them (ZeRO-2)"),
+    COUNT0("parallel.reshard_size", "0",
+           "keep parts in groups of so many dp_shard ranks until backward; 0: not"),
+    CHOICE("dtype.param", "f32", "f32|bf16", "type of parameters in use; the optimizer's stay f32"),
+    CHOICE("dtype.reduce", "f32", "f32|bf16", "type in which gradients are summed over ranks"),
     CHOICE("recompute", "none", "none|full|selective",
            "what backward makes again: nothing, layers, layers but for products and attention"),
     TEXT("checkpoint.dir", NULL, "folder for checkpoints; see also model.save" NOT_BUILT),
@@ -170,6 +177,10 @@ static dt_status fill(const dt_options *o, train_config *c)
     c->sp = dt_options_bool(o, "parallel.sp");
     c->loss_parallel = dt_options_bool(o, "parallel.loss_parallel");
     DT_TRY(dt_recompute_parse(dt_options_string(o, "recompute"), &c->recompute));
+    c->reshard_after_forward = dt_options_bool(o, "parallel.reshard_after_forward");
+    c->reshard_size = (int)dt_options_int(o, "parallel.reshard_size");
+    DT_TRY(dt_dtype_parse(dt_options_string(o, "dtype.param"), &c->param_dtype));
+    DT_TRY(dt_dtype_parse(dt_options_string(o, "dtype.reduce"), &c->reduce_dtype));
     c->ranks = (int)dt_options_int(o, "ranks");
     c->eval_path = dt_options_string(o, "eval.path");
     c->eval_every = dt_options_int(o, "eval.every");

@@ -20,6 +20,9 @@ typedef struct train_config {
     int dp_replicate, dp_shard, tp, pp;
     bool sp, loss_parallel; /* with tp */
     dt_recompute_policy recompute; /* of every layer */
+    bool reshard_after_forward;
+    int reshard_size; /* 0: not to groups */
+    dt_dtype param_dtype, reduce_dtype;
     int ranks; /* as threads of this process; 0: as launched */
     const char *eval_path; /* NULL: the end of data_path */
     int64_t eval_every, eval_steps; /* every 0: never */

@@ -1,11 +1,13 @@
 /* examples/train_session.c - see examples/train_session.h.
  *
- * Data parallelism is nothing but placements: the batch is S(0)@dp_replicate>dp_shard, parameters are R, so gradients arise
- * as P, and dt_module_reduce_grads brings P -> R in one coalesced all-reduce a step. Tensor
- * parallelism is a plan of placements applied to the model, and changes nothing here. */
+ * Data parallelism is nothing but placements: the batch is S(0)@dp_replicate>dp_shard, parameters in use are R on these axes,
+ * so gradients arise as P; fully_shard brings them to the shards on dp_shard after each layer's backward, and
+ * dt_module_reduce_grads the rest, P -> R on dp_replicate, in one coalesced all-reduce a step. Tensor parallelism is a plan of
+ * placements applied to the model before. */
 #include "examples/train_session.h"
 
 #include "checkpoint/dt_safetensors.h"
+#include "fsdp/dt_fsdp.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -34,14 +36,31 @@ static dt_status lay_out(train_session *s)
     const train_config *c = s->config;
     const dt_tp_vocab vocab = c->loss_parallel ? DT_TP_VOCAB_SPLIT : DT_TP_VOCAB_GATHERED;
     const char *tp = NULL;
-    dt_mesh_options axes = {.axes = {{"pp", c->pp},
-                                     {"dp_replicate", c->dp_replicate},
-                                     {"dp_shard", c->dp_shard}}};
+    dt_mesh_options axes = {
+        .axes = {{"pp", c->pp}, {"dp_replicate", c->dp_replicate}, {"dp_shard", c->dp_shard}}};
     DT_TRY(dt_tp_axes(s->facts.heads, s->facts.kv_heads, c->tp, &axes.axes[3], &tp));
     DT_TRY(dt_mesh_create(s->world, (dt_device){DT_CPU, 0}, &axes, &s->mesh));
     const dt_tp_plan plan = dt_model_tp_plan(&s->facts, vocab, c->sp);
     if (c->tp > 1)
         DT_TRY(dt_parallelize_module(s->model, s->mesh, tp, &plan));
+    return DT_OK;
+}
+
+/* Every layer a group, and the rest: embedding, last norm, head. On axes of size 1 these only cast. */
+static dt_status shard(train_session *s)
+{
+    const train_config *c = s->config;
+    const dt_fsdp_options policy = {.replicate_axes = "dp_replicate",
+                                    .reshard = c->reshard_size            ? DT_RESHARD_GROUP
+                                               : c->reshard_after_forward ? DT_RESHARD_DEFAULT
+                                                                          : DT_RESHARD_NEVER,
+                                    .reshard_size = c->reshard_size,
+                                    .reduce = DT_REDUCE_SHARDS_EACH,
+                                    .param_dtype = c->param_dtype,
+                                    .reduce_dtype = c->reduce_dtype};
+    for (int i = 0; i < (int)s->facts.layers; i++)
+        DT_TRY(dt_fully_shard(dt_model_layer(s->model, i), s->mesh, "dp_shard", &policy));
+    DT_TRY(dt_fully_shard(s->model, s->mesh, "dp_shard", &policy));
     return DT_OK;
 }
 
@@ -53,6 +72,7 @@ static dt_status build(train_session *s)
     DT_TRY(lay_out(s));
     for (int i = 0; i < (int)s->facts.layers; i++)
         dt_recompute(dt_model_layer(s->model, i), c->recompute);
+    DT_TRY(shard(s));
     DT_REQUIRE(c->seq_len <= s->facts.max_positions, DT_ERR_ARG,
                "train.seq_len=%lld is longer than the model's %lld positions",
                (long long)c->seq_len, (long long)s->facts.max_positions);

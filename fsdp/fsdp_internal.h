@@ -58,21 +58,21 @@ struct dti_fsdp {
 enum { DTI_GATHER_CHANNEL = 1, DTI_REDUCE_CHANNEL = 2 };
 
 /* fsdp/group.c: what hooks of one module hold of a group. */
-void dti_group_release(void *arg);
+void dti_fsdp_group_release(void *arg);
 
 /* fsdp/gather.c */
-dt_status dti_unshard_begin(dti_group *g);
-dt_status dti_unshard(dti_group *g); /* begin where needed, and finish */
-dt_status dti_reshard(dti_group *g, bool after_forward);
+dt_status dti_fsdp_unshard_begin(dti_group *g);
+dt_status dti_fsdp_unshard(dti_group *g); /* begin where needed, and finish */
+dt_status dti_fsdp_reshard(dti_group *g, bool after_forward);
 
 /* fsdp/reduce.c */
-dt_status dti_reduce_begin(dti_group *g, bool replicas);
-dt_status dti_reduce_finish(dti_group *g);
+dt_status dti_fsdp_reduce_begin(dti_group *g, bool replicas);
+dt_status dti_fsdp_reduce_finish(dti_group *g);
 /* With sync off: gradients stay, in reduce_dtype. */
-dt_status dti_reduce_hold(dti_group *g);
+dt_status dti_fsdp_reduce_hold(dti_group *g);
 
 /* fsdp/hooks.c */
-extern const dt_sharder dti_sharder;
-dt_status dti_install_hooks(dti_group *g);
+extern const dt_sharder dti_fsdp_sharder;
+dt_status dti_fsdp_install_hooks(dti_group *g);
 /* An event for traces: kind "fsdp", name "gather model.layers.0". */
-void dti_event(const dti_group *g, const char *what);
+void dti_fsdp_event(const dti_group *g, const char *what);

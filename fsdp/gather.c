@@ -82,14 +82,14 @@ static const char *label(const dti_group *g)
     return *path ? path : "root";
 }
 
-dt_status dti_unshard_begin(dti_group *g)
+dt_status dti_fsdp_unshard_begin(dti_group *g)
 {
     if (g->state == DTI_GATHERING || g->state == DTI_UNSHARDED)
         return DT_OK;
     lists l = {0};
     dt_status st = fill(g, &l);
     if (st == DT_OK && l.n > 0) {
-        dti_event(g, "gather");
+        dti_fsdp_event(g, "gather");
         const dt_move_options o = {
             .channel = DTI_GATHER_CHANNEL, .label = label(g), .tag = DT_TAG_COMM, .into = l.into};
         st = dt_move_begin(l.n, l.src, l.dst, &o, &g->gather);
@@ -106,12 +106,12 @@ dt_status dti_unshard_begin(dti_group *g)
     return DT_OK;
 }
 
-dt_status dti_unshard(dti_group *g)
+dt_status dti_fsdp_unshard(dti_group *g)
 {
-    DT_TRY(dti_unshard_begin(g));
+    DT_TRY(dti_fsdp_unshard_begin(g));
     if (g->state != DTI_GATHERING)
         return DT_OK;
-    dti_event(g, "wait");
+    dti_fsdp_event(g, "wait");
     DT_TRY(dt_move_finish(&g->gather, g->gathered));
     for (int i = 0; i < g->gathering; i++)
         dt_array_release(&g->gathered[i].array); /* they are p->use's bytes */
@@ -128,18 +128,18 @@ static dt_status keep_part(dti_member *mb)
     return DT_OK;
 }
 
-dt_status dti_reshard(dti_group *g, bool after_forward)
+dt_status dti_fsdp_reshard(dti_group *g, bool after_forward)
 {
     const bool to_group = after_forward && g->options.reshard == DT_RESHARD_GROUP;
     if (g->state == DTI_GATHERING)
-        DT_TRY(dti_unshard(g));
+        DT_TRY(dti_fsdp_unshard(g));
     for (int i = 0; g->state == DTI_GROUPED && !to_group && i < g->n; i++)
         dt_array_release(&g->member[i].kept.array);
     if (g->state == DTI_GROUPED && !to_group)
         g->state = DTI_SHARDED;
     if (g->state != DTI_UNSHARDED || g->gathering == 0)
         return DT_OK;
-    dti_event(g, "free");
+    dti_fsdp_event(g, "free");
     for (int i = 0; i < g->n; i++) {
         dti_member *mb = &g->member[i];
         if (mb->alias)

@@ -73,18 +73,19 @@ static dt_status place(dti_group *g, dt_param *p, int naxes, const uint8_t *axis
                "%s was placed on another mesh than the one given to fully_shard", p->name);
     if (!p->layout)
         DT_TRY(dt_mesh_layout_text(g->mesh, p->shape, "", &p->layout));
+    mb->param = p;
     mb->use = p->layout;
     dt_layout rest = *p->layout;
     for (int i = 0; i < naxes; i++) {
         DT_REQUIRE(dt_layout_at(&rest, axis[i]).kind == DT_REPLICATE, DT_ERR_STATE,
                    "%s is sharded over %s already", p->name, rest.grid->name[axis[i]]);
-        dt_layout_shard(&rest, axis[i], dim);
+        if (rest.grid->size[axis[i]] > 1) /* axes of one rank stay out of it */
+            dt_layout_shard(&rest, axis[i], dim);
     }
     DT_TRY(dt_mesh_layout(g->mesh, &rest, &p->layout));
     mb->alias = ranks_of(g->mesh, g->shard_axes) == 1 && g->options.param_dtype == p->dtype;
     if (g->options.reshard == DT_RESHARD_GROUP)
         DT_TRY(place_on_view(g, mb, axis[0], dim));
-    mb->param = p;
     p->owner = g;
     g->n++;
     return DT_OK;
@@ -170,7 +171,7 @@ static void fsdp_free(dti_fsdp *f)
 static dt_status adopt_below(dti_fsdp *f, dt_module *m)
 {
     void *arg = NULL;
-    if (dt_module_sharder(m, &arg) == &dti_sharder) {
+    if (dt_module_sharder(m, &arg) == &dti_fsdp_sharder) {
         dti_fsdp *old = ((dti_group *)arg)->fsdp;
         for (int64_t i = 0; old != f && i < old->ngroups; i++) {
             old->group[i]->is_root = false;
@@ -199,7 +200,7 @@ static void release_members(dti_group *g)
     free(g);
 }
 
-void dti_group_release(void *arg)
+void dti_fsdp_group_release(void *arg)
 {
     dti_group *g = arg;
     if (--g->hooked > 0)
@@ -265,7 +266,7 @@ static dt_status share_events(dti_group *g)
     for (int i = 0; i < g->nmodules; i++)
         DT_TRY(adopt_below(f, g->modules[i]));
     DT_TRY(adopt(f, g));
-    DT_TRY(dti_install_hooks(g));
+    DT_TRY(dti_fsdp_install_hooks(g));
     return DT_OK;
 }
 

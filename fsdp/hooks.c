@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-void dti_event(const dti_group *g, const char *what)
+void dti_fsdp_event(const dti_group *g, const char *what)
 {
     dt_trace *trace = dt_world_trace(dt_mesh_world(g->mesh));
     if (!trace)
@@ -55,7 +55,7 @@ static dt_status gather_ahead(dti_group *g, int64_t at, int step)
     dti_fsdp *f = g->fsdp;
     int left = depth(g);
     for (int64_t i = at + step; left > 0 && i >= 0 && i < f->norder; i += step, left--)
-        DT_TRY(dti_unshard_begin(f->group[f->order[i]]));
+        DT_TRY(dti_fsdp_unshard_begin(f->group[f->order[i]]));
     return DT_OK;
 }
 
@@ -74,7 +74,7 @@ static dt_status pre_forward(dt_module *m, dt_tape *t, bool recompute, void *arg
     dti_group *g = arg;
     dti_fsdp *f = g->fsdp;
     (void)t;
-    DT_TRY(dti_unshard(g));
+    DT_TRY(dti_fsdp_unshard(g));
     if (recompute || m != g->modules[0])
         return DT_OK;
     if (!f->order_known) {
@@ -89,7 +89,7 @@ static dt_status pre_forward(dt_module *m, dt_tape *t, bool recompute, void *arg
             DT_TRY(gather_ahead(g, at, 1));
         }
     }
-    dti_event(g, "forward");
+    dti_fsdp_event(g, "forward");
     return DT_OK;
 }
 
@@ -109,7 +109,7 @@ static dt_status post_forward(dt_module *m, dt_tape *t, bool recompute, void *ar
     if (g->is_root && g->fsdp->norder > 0)
         g->fsdp->order_known = true;
     if (m == g->modules[g->nmodules - 1] && frees_after_forward(g, t))
-        DT_TRY(dti_reshard(g, !dt_tape_get_options(t)->no_grad));
+        DT_TRY(dti_fsdp_reshard(g, !dt_tape_get_options(t)->no_grad));
     return DT_OK;
 }
 
@@ -120,7 +120,7 @@ static dt_status pre_backward(dt_module *m, dt_tape *t, void *arg)
     dti_group *g = arg;
     dti_fsdp *f = g->fsdp;
     (void)t;
-    DT_TRY(dti_unshard(g));
+    DT_TRY(dti_fsdp_unshard(g));
     if (g->is_root)
         f->at = f->norder - 1;
     f->order_known = true;
@@ -132,7 +132,7 @@ static dt_status pre_backward(dt_module *m, dt_tape *t, void *arg)
         f->at = g->is_root ? f->norder - 1 : at - 1;
         DT_TRY(gather_ahead(g, g->is_root ? f->norder : at, -1));
     }
-    dti_event(g, "backward");
+    dti_fsdp_event(g, "backward");
     return DT_OK;
 }
 
@@ -149,7 +149,7 @@ static bool last_on_tape(const dti_group *g, const dt_tape *t)
 static dt_status finish_in_flight(dti_fsdp *f)
 {
     if (f->in_flight)
-        DT_TRY(dti_reduce_finish(f->in_flight));
+        DT_TRY(dti_fsdp_reduce_finish(f->in_flight));
     f->in_flight = NULL;
     return DT_OK;
 }
@@ -157,11 +157,11 @@ static dt_status finish_in_flight(dti_fsdp *f)
 static dt_status reduce(dti_group *g)
 {
     if (!g->grad_sync || g->options.reduce == DT_REDUCE_STEP) {
-        DT_TRY(dti_reduce_hold(g));
+        DT_TRY(dti_fsdp_reduce_hold(g));
         return DT_OK;
     }
     DT_TRY(finish_in_flight(g->fsdp));
-    DT_TRY(dti_reduce_begin(g, g->options.reduce == DT_REDUCE_EACH));
+    DT_TRY(dti_fsdp_reduce_begin(g, g->options.reduce == DT_REDUCE_EACH));
     g->fsdp->in_flight = g;
     return DT_OK;
 }
@@ -171,7 +171,7 @@ static dt_status drop_unused(dti_fsdp *f)
 {
     for (int64_t i = 0; i < f->ngroups; i++) {
         if (f->group[i]->reshard_after_backward && f->group[i]->state == DTI_GATHERING)
-            DT_TRY(dti_reshard(f->group[i], false));
+            DT_TRY(dti_fsdp_reshard(f->group[i], false));
     }
     return DT_OK;
 }
@@ -184,7 +184,7 @@ static dt_status post_backward(dt_module *m, dt_tape *t, void *arg)
         return DT_OK;
     DT_TRY(reduce(g));
     if (g->reshard_after_backward)
-        DT_TRY(dti_reshard(g, false));
+        DT_TRY(dti_fsdp_reshard(g, false));
     if (g->is_root) {
         DT_TRY(finish_in_flight(g->fsdp));
         DT_TRY(drop_unused(g->fsdp));
@@ -197,13 +197,13 @@ static dt_status post_backward(dt_module *m, dt_tape *t, void *arg)
 static dt_status sharder_unshard(dt_module *m, void *arg)
 {
     (void)m;
-    return dti_unshard_begin(arg);
+    return dti_fsdp_unshard_begin(arg);
 }
 
 static dt_status sharder_reshard(dt_module *m, void *arg)
 {
     (void)m;
-    return dti_reshard(arg, false);
+    return dti_fsdp_reshard(arg, false);
 }
 
 static void sharder_set_grad_sync(dt_module *m, bool on, void *arg)
@@ -218,19 +218,19 @@ static dt_status sharder_reduce_grads(dt_module *m, void *arg)
     dti_group *g = arg;
     (void)m;
     DT_TRY(finish_in_flight(g->fsdp));
-    DT_TRY(dti_reduce_begin(g, g->options.reduce == DT_REDUCE_EACH));
-    DT_TRY(dti_reduce_finish(g));
-    DT_TRY(dti_reshard(g, false));
+    DT_TRY(dti_fsdp_reduce_begin(g, g->options.reduce == DT_REDUCE_EACH));
+    DT_TRY(dti_fsdp_reduce_finish(g));
+    DT_TRY(dti_fsdp_reshard(g, false));
     return DT_OK;
 }
 
-const dt_sharder dti_sharder = {sharder_unshard, sharder_reshard, sharder_set_grad_sync,
-                                sharder_reduce_grads};
+const dt_sharder dti_fsdp_sharder = {sharder_unshard, sharder_reshard, sharder_set_grad_sync,
+                                     sharder_reduce_grads};
 
 static dt_status group_of(dt_module *m, dti_group **out)
 {
     void *arg = NULL;
-    DT_REQUIRE(dt_module_sharder(m, &arg) == &dti_sharder, DT_ERR_STATE,
+    DT_REQUIRE(dt_module_sharder(m, &arg) == &dti_fsdp_sharder, DT_ERR_STATE,
                "module '%s' was not given to fully_shard", dt_module_path(m));
     *out = arg;
     return DT_OK;
@@ -240,7 +240,7 @@ dt_status dt_fsdp_unshard(dt_module *m)
 {
     dti_group *g = NULL;
     DT_TRY(group_of(m, &g));
-    DT_TRY(dti_unshard_begin(g));
+    DT_TRY(dti_fsdp_unshard_begin(g));
     return DT_OK;
 }
 
@@ -248,7 +248,7 @@ dt_status dt_fsdp_reshard(dt_module *m)
 {
     dti_group *g = NULL;
     DT_TRY(group_of(m, &g));
-    DT_TRY(dti_reshard(g, false));
+    DT_TRY(dti_fsdp_reshard(g, false));
     return DT_OK;
 }
 
@@ -257,7 +257,7 @@ static void each_group(dt_module *m, void (*fn)(dti_group *g, bool on), bool on)
 {
     dti_group *g = NULL;
     void *arg = NULL;
-    if (dt_module_sharder(m, &arg) == &dti_sharder) {
+    if (dt_module_sharder(m, &arg) == &dti_fsdp_sharder) {
         g = arg;
         fn(g, on);
     }
@@ -313,7 +313,7 @@ static dt_values cast_outputs(dt_module *m, dt_tape *t, const dt_values *out, vo
     return g->is_root && !g->options.keep_input_dtype ? cast_floats(t, out, DT_F32) : *out;
 }
 
-dt_status dti_install_hooks(dti_group *g)
+dt_status dti_fsdp_install_hooks(dti_group *g)
 {
     for (int i = 0; i < g->nmodules; i++) {
         const dt_lifetime hooks = {.pre_forward = pre_forward,
@@ -321,12 +321,12 @@ dt_status dti_install_hooks(dti_group *g)
                                    .pre_backward = pre_backward,
                                    .post_backward_weight = post_backward,
                                    .arg = g,
-                                   .free_arg = dti_group_release};
+                                   .free_arg = dti_fsdp_group_release};
         DT_TRY(dt_module_add_lifetime(g->modules[i], &hooks));
         g->hooked++;
         if (g->options.param_dtype != DT_F32)
             DT_TRY(dt_module_add_transform(g->modules[i], cast_inputs, cast_outputs, g, NULL));
-        dt_module_set_sharder(g->modules[i], &dti_sharder, g);
+        dt_module_set_sharder(g->modules[i], &dti_fsdp_sharder, g);
     }
     return DT_OK;
 }

@@ -32,7 +32,7 @@ static dt_status hold(dti_group *g, dti_member *mb)
     return DT_OK;
 }
 
-dt_status dti_reduce_hold(dti_group *g)
+dt_status dti_fsdp_reduce_hold(dti_group *g)
 {
     for (int i = 0; !same_dtype(g) && i < g->n; i++) {
         if (g->member[i].param->use)
@@ -71,7 +71,7 @@ static dt_status begin(dti_group *g, bool replicas, dt_local *src, const dt_layo
     }
     if (g->nreducing == 0)
         return DT_OK;
-    dti_event(g, "reduce");
+    dti_fsdp_event(g, "reduce");
     const char *path = dt_module_path(g->modules[0]);
     const dt_move_options o = {
         .channel = DTI_REDUCE_CHANNEL, .label = *path ? path : "root", .tag = DT_TAG_GRADIENT};
@@ -81,10 +81,10 @@ static dt_status begin(dti_group *g, bool replicas, dt_local *src, const dt_layo
     return DT_OK;
 }
 
-dt_status dti_reduce_begin(dti_group *g, bool replicas)
+dt_status dti_fsdp_reduce_begin(dti_group *g, bool replicas)
 {
-    DT_TRY(dti_reduce_finish(g));
-    DT_TRY(dti_reduce_hold(g));
+    DT_TRY(dti_fsdp_reduce_finish(g));
+    DT_TRY(dti_fsdp_reduce_hold(g));
     dt_local *src = calloc((size_t)g->n + 1, sizeof *src);
     const dt_layout **dst = calloc((size_t)g->n + 1, sizeof *dst);
     const dt_status st =
@@ -110,7 +110,7 @@ static dt_status arrive(dti_group *g, dt_param *p, dt_local *got)
     return DT_OK;
 }
 
-dt_status dti_reduce_finish(dti_group *g)
+dt_status dti_fsdp_reduce_finish(dti_group *g)
 {
     if (!g->reduce)
         return DT_OK;
@@ -120,6 +120,6 @@ dt_status dti_reduce_finish(dti_group *g)
     for (int k = 0; k < g->nreducing && st == DT_OK; k++)
         st = arrive(g, g->member[g->reducing[k]].param, &got[k]);
     free(got);
-    dti_event(g, "reduced");
+    dti_fsdp_event(g, "reduced");
     return st;
 }

@@ -32,6 +32,10 @@ typedef struct law_case {
     double dropout;                /* wherever the model has one; 0: the case's */
     int tp;                        /* of the ranks, these are tensor parallel; 0: 1. The others replicate */
     bool sp, gather_logits;        /* with tp: sequence parallelism; no loss parallelism */
+    int dp_shard;                  /* of the ranks, these hold shards; 0: 1 */
+    bool keep_gathered;            /* with dp_shard: not resharded after forward (ZeRO-2) */
+    int reshard_size;              /* with dp_shard: resharded to groups of so many; 0: not */
+    dt_dtype param_dtype, reduce_dtype;
 } law_case;
 
 /* Run on every rank; rank 0's results. Errors as dt_status, with trace. */

@@ -147,8 +147,8 @@ static const char *const cases[] = {"llama_tiny", "llama_tied", "gpt2_tiny"};
 
 START_TEST(training_equals_pytorch)
 {
-    check_case(&(law_case){
-        .golden = cases[_i / 12], .ranks = _i % 4 + 1, .micro_batch = _i / 4 % 3});
+    check_case(
+        &(law_case){.golden = cases[_i / 12], .ranks = _i % 4 + 1, .micro_batch = _i / 4 % 3});
 }
 END_TEST
 

@@ -12,7 +12,8 @@ static const int ranks[] = {2, 3, 4, 8};
 START_TEST(n_ranks_are_one)
 {
     law_run one = {0}, many = {0};
-    law_case c = {.golden = cases[_i / DT_COUNT(ranks)], .ranks = 1, .steps = 3, .eps = LAW_SMOOTH_EPS};
+    law_case c = {
+        .golden = cases[_i / DT_COUNT(ranks)], .ranks = 1, .steps = 3, .eps = LAW_SMOOTH_EPS};
     ck_ok(law_train(&c, &one));
     c.ranks = ranks[_i % DT_COUNT(ranks)];
     ck_ok(law_train(&c, &many));

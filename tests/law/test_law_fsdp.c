@@ -1,0 +1,83 @@
+/* tests/law/test_law_fsdp.c - the law for fully_shard: shards, replicas, every way to reshard, microbatches; and that in f32
+ * sharding and replicating give equal bits. */
+#include "tests/harness.h"
+#include "tests/law/law.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const cases[] = {"llama_tiny", "llama_tied", "gpt2_tiny"};
+
+/* What is tried on each case; ranks = dp_shard x dp_replicate x tp. */
+static const law_case layouts[] = {
+    {.ranks = 2, .dp_shard = 2},
+    {.ranks = 3, .dp_shard = 3, .micro_batch = 1},
+    {.ranks = 4, .dp_shard = 4, .keep_gathered = true, .micro_batch = 1},
+    {.ranks = 8, .dp_shard = 8},
+    {.ranks = 4, .dp_shard = 4, .reshard_size = 2},
+    {.ranks = 4, .dp_shard = 2},
+    {.ranks = 4, .dp_shard = 2, .micro_batch = 1, .keep_gathered = true},
+    {.ranks = 8, .dp_shard = 4, .micro_batch = 2},
+    {.ranks = 8, .dp_shard = 4, .reshard_size = 2, .micro_batch = 1},
+};
+
+START_TEST(sharded_ranks_are_one)
+{
+    law_run one = {0}, many = {0};
+    law_case c = layouts[_i % DT_COUNT(layouts)];
+    c.golden = cases[_i / DT_COUNT(layouts)];
+    c.steps = 3;
+    c.eps = LAW_SMOOTH_EPS;
+    ck_ok(law_train(&(law_case){.golden = c.golden, .ranks = 1, .steps = 3, .eps = LAW_SMOOTH_EPS},
+                    &one));
+    ck_ok(law_train(&c, &many));
+    law_check_same(&many, &one, 3);
+    law_free(&one);
+    law_free(&many);
+}
+END_TEST
+
+/* One microbatch: then both sum a gradient once, over the ranks in their order, and no bit differs. (With several, shards are
+ * summed over ranks first and over microbatches then; replicas the other way round.) */
+START_TEST(sharding_is_replicating_bit_for_bit)
+{
+    law_run shard = {0}, replicate = {0};
+    law_case c = {.golden = cases[_i], .ranks = 3, .steps = 3};
+    ck_ok(law_train(&c, &replicate));
+    c.dp_shard = 3;
+    ck_ok(law_train(&c, &shard));
+    for (int i = 0; i < shard.nparams; i++)
+        ck_assert_msg(memcmp(shard.weight[i], replicate.weight[i],
+                             sizeof(float) * (size_t)shard.count[i]) == 0,
+                      "%s differs", shard.name[i]);
+    law_free(&shard);
+    law_free(&replicate);
+}
+END_TEST
+
+START_TEST(a_skipped_reduction_is_noticed)
+{
+    law_run one = {0}, wrong = {0};
+    char where[128];
+    ck_ok(law_train(&(law_case){.golden = cases[_i], .ranks = 1, .steps = 1}, &one));
+    ck_ok(law_train(
+        &(law_case){
+            .golden = cases[_i], .ranks = 2, .dp_shard = 2, .steps = 1, .fault = "skip_reduce"},
+        &wrong));
+    ck_assert(law_compare(&wrong, &one, false, where) > 100 * LAW_ELEMENT_LIMIT);
+    law_free(&one);
+    law_free(&wrong);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("law of fully_shard");
+    TCase *tc = tcase_create("fsdp");
+    tcase_set_timeout(tc, 300);
+    tcase_add_loop_test(tc, sharded_ranks_are_one, 0, DT_COUNT(cases) * DT_COUNT(layouts));
+    tcase_add_loop_test(tc, sharding_is_replicating_bit_for_bit, 0, DT_COUNT(cases));
+    tcase_add_loop_test(tc, a_skipped_reduction_is_noticed, 0, DT_COUNT(cases));
+    suite_add_tcase(suite, tc);
+    return test_main(suite);
+}
