@@ -151,7 +151,8 @@ START_TEST(lines)
     static const char *const want[] = {
         "model.layers.0.self_attn (attention); [4, 8, 24] [S(0)@dp] -> [4, 8, 24] [S(0)@dp, "
         "S(1)@tp]; "
-        "forward 1 all-gather, 1536 B; backward 1 reduce-scatter, 1536 B\n",
+        "forward 1 all-gather, 1536 B; backward 1 all-gather, 1536 B; backward 1 reduce-scatter, "
+        "1536 B\n",
         "model.layers.1.mlp.down_proj (linear); weight [24, 10] [S(1)@tp]; [4, 8, 10] [S(0)@dp, "
         "S(2)@tp] "
         "-> [4, 8, 24] [S(0)@dp, P@tp]; forward 1 reduce-scatter, 1536 B; backward 1 all-gather, "
