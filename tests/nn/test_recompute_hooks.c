@@ -10,12 +10,13 @@
 /* A module: its children one after the other, then w x. It notes its name when it runs, and from
  * its second call on does something else if told to. */
 enum { DIARY = 300 };
+enum next { SAME, OTHER_OP, OTHER_LAYOUT, MORE, FAIL };
 typedef struct act {
     char *diary;
     const char *name;
     dt_tensor *weight;
     int calls;
-    enum { SAME, OTHER_OP, OTHER_LAYOUT, MORE, FAIL } then;
+    int then; /* enum next */
 } act;
 
 static void note(char *diary, const char *who, const char *what)
@@ -27,7 +28,7 @@ static void note(char *diary, const char *who, const char *what)
 static dt_values act_forward(dt_module *m, dt_tape *t, const dt_values *in)
 {
     act *a = dt_module_state(m);
-    const int then = a->calls++ ? (int)a->then : SAME;
+    const int then = a->calls++ ? a->then : SAME;
     dt_tensor *x = in->value[0];
     note(a->diary, a->name, "");
     for (int i = 0; i < dt_module_nchildren(m); i++)
