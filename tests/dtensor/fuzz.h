@@ -18,8 +18,9 @@
 enum {
     FUZZ_VALUES = 400,
     FUZZ_STEPS = 400,
-    FUZZ_ROWS = 80, /* of a table of ops */
-    FUZZ_BATCH = 16 /* seeds 16 k .. 16 k + 15 share a mesh and a world */
+    FUZZ_ELEMENTS = 1000, /* of a value */
+    FUZZ_ROWS = 80,       /* of a table of ops */
+    FUZZ_BATCH = 16       /* seeds 16 k .. 16 k + 15 share a mesh and a world */
 };
 
 /* ---- random numbers (splitmix64) ---- */

@@ -2,7 +2,7 @@
  * Read first: tests/dtensor/fuzz_ops.c. Read next: tests/dtensor/fuzz_operands.c. */
 #include "tests/dtensor/fuzz_internal.h"
 
-enum { MAX_ELEMENTS = 1000, TRIES = 40 };
+enum { TRIES = 40 };
 
 static const dt_status too_large = DT_ERR_UNSUPPORTED; /* to compare; no case, no refusal */
 
@@ -49,7 +49,7 @@ static dt_status try_step(fuzz_gen *d, fuzz_step *s, const dt_layout *to, dt_sta
     s->out = g->nvalues;
     TEST_THAT(g->nvalues + s->nout <= FUZZ_VALUES && g->nsteps < FUZZ_STEPS, "a large graph");
     for (int j = 0; j < s->nout && st == DT_OK; j++)
-        if (dt_shape_count(dt_tensor_shape(c.out[j])) > MAX_ELEMENTS)
+        if (dt_shape_count(dt_tensor_shape(c.out[j])) > FUZZ_ELEMENTS)
             *refused_out = st = too_large;
     for (int j = 0; j < s->nout && st == DT_OK; j++)
         g->value[g->nvalues++] =

@@ -138,11 +138,17 @@ static void read_words(fuzz_gen *d, const char *words, fuzz_operands *o)
     }
 }
 
+/* Small, so that no operand that shares its letters exceeds FUZZ_ELEMENTS. */
 static bool may_be_first(const fuzz_operands *o, const fuzz_value *v)
 {
     const char *even = strchr(o->word[0], 'E');
-    return !o->ids[0] && !v->below && v->shape.ndim == (int)strlen(o->word[0]) &&
-           !(even && v->shape.dim[even - o->word[0]] % 2);
+    if (o->ids[0] || v->below || v->shape.ndim != (int)strlen(o->word[0]) ||
+        dt_shape_count(v->shape) > FUZZ_ELEMENTS / 7)
+        return false;
+    for (int k = 0; k < v->shape.ndim; k++)
+        if (v->shape.dim[k] > FUZZ_ELEMENTS / 80)
+            return false;
+    return !(even && v->shape.dim[even - o->word[0]] % 2);
 }
 
 static int random_divisor(fuzz_gen *d, int64_t n)
