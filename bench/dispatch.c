@@ -1,6 +1,8 @@
-/* bench/dispatch.c - what an op costs besides its work: 4 numbers are added, on a mesh of two axes and one rank.
+/* bench/dispatch.c - what an op costs besides its work: 4 numbers are added, on a mesh of two axes
+ * and one rank.
  *
- * Each line: nanoseconds a call, best of several rounds, next to the peer measured in the same run: a C function, called
+ * Each line: nanoseconds a call, best of several rounds, next to the peer measured in the same
+ * run: a C function, called
  * through a pointer, that allocates a result and adds 4 floats. */
 #include "dtensor/ops/dt_ops.h"
 

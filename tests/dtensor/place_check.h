@@ -1,7 +1,10 @@
-/* tests/dtensor/place_check.h - tensors with known values under any layout, for tests of what moves them.
+/* tests/dtensor/place_check.h - tensors with known values under any layout, for tests of what
+ * moves them.
  *
- * The value at a global index is a small whole number, and so are the parts of a P tensor: sums are exact in every order
- * and in every dtype. Checks read local arrays and sum with dt_all_reduce_f64_sync, never with the code under test. */
+ * The value at a global index is a small whole number, and so are the parts of a P tensor: sums
+ * are exact in every order
+ * and in every dtype. Checks read local arrays and sum with dt_all_reduce_f64_sync, never with the
+ * code under test. */
 #pragma once
 
 #include "dtensor/dt_op.h"
@@ -12,15 +15,18 @@ enum { PLACE_MAX_LAYOUTS = 160 };
 
 /* The number at a global index: whole, in [-8, 8]. */
 double place_value(uint64_t seed, int64_t index);
-/* A leaf placed by `layout` whose value is that of `seed`; where it is P, different parts that add up. */
+/* A leaf placed by `layout` whose value is that of `seed`; where it is P, different parts that add
+ * up. */
 dt_status place_leaf(const dt_layout *layout, dt_dtype dtype, uint64_t seed, dt_tensor **out);
-/* Every rank: the local array has the layout's local shape and holds (P: together with the others) the value of `seed`,
+/* Every rank: the local array has the layout's local shape and holds (P: together with the others)
+ * the value of `seed`,
  * times `factor`. Collective. */
 dt_status place_holds(const dt_local *x, uint64_t seed, double factor, const char *what);
 /* The same of a tensor. */
 dt_status place_tensor_holds(dt_tensor *x, uint64_t seed, const char *what);
 
-/* Every layout of a shape with the placements R, S(0) .. S(ndim - 1), P on each axis, in every order of a nest. */
+/* Every layout of a shape with the placements R, S(0) .. S(ndim - 1), P on each axis, in every
+ * order of a nest. */
 dt_status place_layouts(dt_mesh *mesh, dt_shape shape, const dt_layout **list, int *n_out);
 
 /* A mesh of all ranks of the world. */

@@ -1,4 +1,5 @@
-/* tests/dtensor/test_backward.c - the walk: where gradients go, who owns them, in one part or two, and its markers. */
+/* tests/dtensor/test_backward.c - the walk: where gradients go, who owns them, in one part or two,
+ * and its markers. */
 #include "tests/dtensor/place_check.h"
 
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* tests/dtensor/test_half.c - 16-bit storage, f64, and casts: what is computed in f32, what is refused. */
+/* tests/dtensor/test_half.c - 16-bit storage, f64, and casts: what is computed in f32, what is
+ * refused. */
 #include "tests/dtensor/place_check.h"
 
 #include "array/dt_half.h"
@@ -36,7 +37,8 @@ static dt_status leaf(bench *b, dt_shape shape, const char *text, dt_dtype dtype
     return DT_OK;
 }
 
-/* silu and its gradient in double, of numbers that are exact in 16 bits: the op's results are these, rounded once. */
+/* silu and its gradient in double, of numbers that are exact in 16 bits: the op's results are
+ * these, rounded once. */
 static double silu(double x)
 {
     return x / (1 + exp(-x));
@@ -62,7 +64,10 @@ static dt_status wide_body(dt_world *world, void *arg)
     static const struct {
         dt_dtype dtype;
         double half_step;
-    } types[] = {{DT_BF16, 1.0 / 256}, {DT_F16, 1.0 / 2048}, {DT_F32, 1e-6}, {DT_F64, 6e-8 /* read as f32 */}};
+    } types[] = {{DT_BF16, 1.0 / 256},
+                 {DT_F16, 1.0 / 2048},
+                 {DT_F32, 1e-6},
+                 {DT_F64, 6e-8}}; /* read as f32 */
     bench b;
     DT_TRY(open_bench(&b, world));
     for (int i = 0; i < DT_COUNT(types); i++) {
@@ -111,7 +116,8 @@ static dt_status sums_body(dt_world *world, void *arg)
     ((uint16_t *)dt_array_data(dt_tensor_local(x)))[0] = dt_f32_to_bf16(1.0f);
     DT_TRY(dt_tensor_item_sync(dt_sum(b.t, x, 0), &sum));
     TEST_THAT(sum == 1.5, "%g", sum);
-    /* parts 1, 2^-8, 2^-8, 2^-8: in bf16 steps 1 + 2^-8 rounds to even, 1; all together are 1 + 3 * 2^-8, which rounds up */
+    /* parts 1, 2^-8, 2^-8, 2^-8: in bf16 steps 1 + 2^-8 rounds to even, 1; all together are 1 + 3
+     * * 2^-8, which rounds up */
     DT_TRY(dt_mesh_layout_text(b.mesh, DT_SHAPE(3), "P@tp", &p));
     DT_TRY(dt_tensor_create(p, DT_BF16, DT_TAG_ACTIVATION, &part));
     dt_array_fill(dt_tensor_local(part), dt_world_rank(world) == 0 ? 1.0 : 1.0 / 256);
@@ -135,7 +141,8 @@ START_TEST(sums_in_f32)
 }
 END_TEST
 
-/* A linear layer in bf16: products of small whole numbers are exact, so values and gradients equal those of f64. */
+/* A linear layer in bf16: products of small whole numbers are exact, so values and gradients equal
+ * those of f64. */
 static dt_status linear_body(dt_world *world, void *arg)
 {
     (void)arg;

@@ -1,4 +1,5 @@
-/* tests/dtensor/test_local.c - leaving the global view and coming back, local regions, and ops of one's own. */
+/* tests/dtensor/test_local.c - leaving the global view and coming back, local regions, and ops of
+ * one's own. */
 #include "tests/dtensor/place_check.h"
 
 #include <string.h>
@@ -79,8 +80,10 @@ static dt_status run_trip(bench *b, const struct trip *c)
     return DT_OK;
 }
 
-/* R8. x S(0) -> full -> to_local, gradient declared P: one reduce-scatter in backward; declared R: none. Each rank sums its
- * local copy times (rank + 1): as parts of one loss, dx = sum over ranks; as copies, dx is the rank's own row range. */
+/* R8. x S(0) -> full -> to_local, gradient declared P: one reduce-scatter in backward; declared R:
+ * none. Each rank sums its
+ * local copy times (rank + 1): as parts of one loss, dx = sum over ranks; as copies, dx is the
+ * rank's own row range. */
 static dt_status declared_grad(bench *b, const char *declared, int64_t scatters)
 {
     dt_tensor *x = NULL;
@@ -164,7 +167,8 @@ START_TEST(wrong_layouts)
 }
 END_TEST
 
-/* ---- local_map: y = rows of x (S(0)) times w (R), plus the global row number; and a gradient for w that is P ---- */
+/* ---- local_map: y = rows of x (S(0)) times w (R), plus the global row number; and a gradient for
+ * w that is P ---- */
 
 typedef struct region_attr {
     double factor;

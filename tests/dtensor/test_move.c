@@ -1,4 +1,5 @@
-/* tests/dtensor/test_move.c - lists of arrays moved together, views of a mesh, and what Megatron's f and g cost. */
+/* tests/dtensor/test_move.c - lists of arrays moved together, views of a mesh, and what Megatron's
+ * f and g cost. */
 #include "tests/dtensor/place_check.h"
 
 #include <string.h>
@@ -84,7 +85,8 @@ START_TEST(lists_are_coalesced)
 }
 END_TEST
 
-/* Three axes: gradients as they arise under dp x cp x tp come home in one call an axis set and kind. */
+/* Three axes: gradients as they arise under dp x cp x tp come home in one call an axis set and
+ * kind. */
 static dt_status three_axes_body(dt_world *world, void *arg)
 {
     (void)arg;
@@ -105,7 +107,8 @@ static dt_status three_axes_body(dt_world *world, void *arg)
     dt_mesh *mesh = NULL;
     DT_TRY(place_mesh(world, (dt_axis[]){{"dp", 2}, {"cp", 2}, {"tp", 2}}, 3, &mesh));
     DT_TRY(move_lines(mesh, home, DT_COUNT(home)));
-    /* reduce-scatter over dp, cp; all-reduce over dp, cp of three; all-reduce over all three axes */
+    /* reduce-scatter over dp, cp; all-reduce over dp, cp of three; all-reduce over all three axes
+     * */
     TEST_THAT(calls(mesh, DT_CALL_REDUCE_SCATTER) == 1 && calls(mesh, DT_CALL_ALL_REDUCE) == 2 &&
                   dt_world_counts(world).total_calls == 3,
               "%lld calls", (long long)dt_world_counts(world).total_calls);
@@ -211,7 +214,8 @@ START_TEST(axes_of_one_are_free)
 }
 END_TEST
 
-/* ---- f and g: a two-layer block on dp x tp, column then row parallel, three column-parallel products of one input ---- */
+/* ---- f and g: a two-layer block on dp x tp, column then row parallel, three column-parallel
+ * products of one input ---- */
 
 typedef struct block {
     dt_mesh *mesh;
@@ -300,7 +304,8 @@ static dt_status megatron_body(dt_world *world, void *arg)
     for (int i = 0; i < 3; i++)
         DT_TRY(leaf(b.mesh, DT_SHAPE(5, 3), "S(0)@tp", 2 + (uint64_t)i, &b.w[i]));
     DT_TRY(leaf(b.mesh, DT_SHAPE(3, 5), "S(1)@tp", 8, &b.out));
-    /* with f: one all-reduce each way, x's gradient is home; weights' gradients arise P@dp and cost nothing yet */
+    /* with f: one all-reduce each way, x's gradient is home; weights' gradients arise P@dp and
+     * cost nothing yet */
     DT_TRY(walk_block(&b, t, true, 1, 1));
     TEST_THAT(dt_tensor_grad(b.x)->layout == dt_tensor_layout(b.x), "f reduces");
     DT_TRY(check_dx(dt_tensor_grad(b.x)));

@@ -1,8 +1,12 @@
-/* tests/dtensor/test_redistribute.c - every pair of layouts: values, adjoints, collectives and bytes.
+/* tests/dtensor/test_redistribute.c - every pair of layouts: values, adjoints, collectives and
+ * bytes.
  *
- * A redistribution leaves the global value as it is, so y holds x's value, and with L = sum over elements of y * g the
- * gradient of x (of every part, where x is P) holds g's. Placements of gradients and counts follow DESIGN section 5.
- * R1 .. R15: the cases of PyTorch's DTensor tests, with our rules (S -> P is legal; R -> P: rank 0 keeps the value). */
+ * A redistribution leaves the global value as it is, so y holds x's value, and with L = sum over
+ * elements of y * g the
+ * gradient of x (of every part, where x is P) holds g's. Placements of gradients and counts follow
+ * DESIGN section 5.
+ * R1 .. R15: the cases of PyTorch's DTensor tests, with our rules (S -> P is legal; R -> P: rank 0
+ * keeps the value). */
 #include "tests/dtensor/place_check.h"
 
 #include <stdio.h>
@@ -65,7 +69,8 @@ static dt_status counted(dt_mesh *mesh, const dt_layout *a, const dt_layout *b, 
     return DT_OK;
 }
 
-/* Where the gradient of x arises: on axes that change the dual of x's placement; P elsewhere passes; equal layouts
+/* Where the gradient of x arises: on axes that change the dual of x's placement; P elsewhere
+ * passes; equal layouts
  * reduce every P. */
 static dt_status grad_layout(const dt_layout *x, const dt_layout *y, const dt_layout *dy,
                              const dt_layout **out)
@@ -122,6 +127,23 @@ static dt_status make_dy(const dt_layout *y, bool partial, dt_tensor **out)
     return DT_OK;
 }
 
+/* x to every layout, with every gradient; every n-th of them. Frees what it made also on failure
+ * (faults are injected). */
+static dt_status check_from(dt_tensor *x, dt_tape *t, const dt_layout *const *list, int n,
+                            int every, int *number)
+{
+    for (int k = 0; k < 2 * n; k++) {
+        dt_tensor *dy = NULL;
+        if ((*number)++ % every != 0)
+            continue;
+        DT_TRY(make_dy(list[k / 2], k % 2, &dy));
+        const dt_status st = check_pair(t, x, list[k / 2], dy);
+        dt_tensor_destroy(&dy);
+        DT_TRY(st);
+    }
+    return DT_OK;
+}
+
 static dt_status check_pairs(const grid_case *c, dt_mesh *mesh, dt_tape *t)
 {
     const dt_layout *list[PLACE_MAX_LAYOUTS];
@@ -132,17 +154,9 @@ static dt_status check_pairs(const grid_case *c, dt_mesh *mesh, dt_tape *t)
         dt_tensor *x = NULL;
         DT_TRY(place_leaf(list[i], DT_F32, X, &x));
         dt_tensor_set_requires_grad(x, true);
-        for (int j = 0; j < n; j++) {
-            for (int partial = 0; partial < 2; partial++) {
-                dt_tensor *dy = NULL;
-                if (number++ % every != 0)
-                    continue;
-                DT_TRY(make_dy(list[j], partial, &dy));
-                DT_TRY(check_pair(t, x, list[j], dy));
-                dt_tensor_destroy(&dy);
-            }
-        }
+        const dt_status st = check_from(x, t, list, n, every, &number);
         dt_tensor_destroy(&x);
+        DT_TRY(st);
     }
     return DT_OK;
 }
@@ -152,12 +166,14 @@ static dt_status grid_body(dt_world *world, void *arg)
     const grid_case *c = arg;
     dt_mesh *mesh = NULL;
     dt_tape *t = NULL;
-    DT_TRY(place_mesh(world, c->axes, c->naxes, &mesh));
-    DT_TRY(dt_tape_create(mesh, NULL, &t));
-    DT_TRY(check_pairs(c, mesh, t));
+    dt_status st = DT_OK;
+    DT_TRY_TO(done, st, place_mesh(world, c->axes, c->naxes, &mesh));
+    DT_TRY_TO(done, st, dt_tape_create(mesh, NULL, &t));
+    DT_TRY_TO(done, st, check_pairs(c, mesh, t));
+done:
     dt_tape_destroy(&t);
     dt_mesh_destroy(&mesh);
-    return DT_OK;
+    return st;
 }
 
 /* One world for all sizes of an axis of k. */
@@ -319,7 +335,8 @@ START_TEST(named_cases)
 }
 END_TEST
 
-/* ---- R12: there and back, bit for bit, with numbers that are not whole; the global size stays ---- */
+/* ---- R12: there and back, bit for bit, with numbers that are not whole; the global size stays
+ * ---- */
 
 static dt_status round_trip(dt_mesh *mesh, dt_tape *t, dt_shape shape, const char *by)
 {

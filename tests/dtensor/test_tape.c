@@ -1,4 +1,5 @@
-/* tests/dtensor/test_tape.c - the tape as an owner: errors, scopes, kept tensors, what it saves, what it gives back. */
+/* tests/dtensor/test_tape.c - the tape as an owner: errors, scopes, kept tensors, what it saves,
+ * what it gives back. */
 #include "tests/dtensor/place_check.h"
 
 #include <stdio.h>
@@ -207,7 +208,8 @@ END_TEST
 
 /* ---- what is saved ---- */
 
-/* y = x w^T, x [6, 8], w [4, 8]: the gradient of w needs x, that of x needs w (a parameter: not the tape's bytes). */
+/* y = x w^T, x [6, 8], w [4, 8]: the gradient of w needs x, that of x needs w (a parameter: not
+ * the tape's bytes). */
 static dt_status saved_body(dt_world *world, void *arg)
 {
     (void)arg;
@@ -252,7 +254,8 @@ START_TEST(saved_bytes)
 }
 END_TEST
 
-/* ---- a loop of layers: peak of an evaluation, and nothing is left after any number of steps ---- */
+/* ---- a loop of layers: peak of an evaluation, and nothing is left after any number of steps ----
+ * */
 
 static dt_tensor *layers(bench *b, dt_tensor *x, dt_tensor *w, int n)
 {

@@ -1,4 +1,5 @@
-/* tests/nn/test_call.c - what happens around a module's forward: hooks, scopes, failures, lists of modules. */
+/* tests/nn/test_call.c - what happens around a module's forward: hooks, scopes, failures, lists of
+ * modules. */
 #include "nn/dt_layers.h"
 #include "tests/harness.h"
 

@@ -1,4 +1,5 @@
-/* tests/nn/test_llama.c - a whole small Llama through the tape: backward in two parts, tied weights, evaluation's peak
+/* tests/nn/test_llama.c - a whole small Llama through the tape: backward in two parts, tied
+ * weights, evaluation's peak
  * memory, the meta device on a fake world, and memory that ends anywhere. */
 #include "models/dt_models.h"
 #include "tests/harness.h"
@@ -11,7 +12,8 @@ static const char *golden = "tests/golden";
 
 enum { BATCH = 4, SEQ = 6, VOCAB = 256, WORDS = BATCH * SEQ };
 
-/* A model, placed and materialized, and a batch split by dp. Zeroed before open; close takes what there is. */
+/* A model, placed and materialized, and a batch split by dp. Zeroed before open; close takes what
+ * there is. */
 typedef struct trainer {
     dt_mesh *mesh;
     dt_module *model;
@@ -140,8 +142,10 @@ static dt_status same_grads(trainer *r, dt_local *want)
     return DT_OK;
 }
 
-/* What weights still need after the first part, a token: of each linear its input (shared by q, k, v and by gate, up) and
- * of each norm its input; less than before, where attention's and swiglu's operands are there too. */
+/* What weights still need after the first part, a token: of each linear its input (shared by q, k,
+ * v and by gate, up) and
+ * of each norm its input; less than before, where attention's and swiglu's operands are there too.
+ * */
 static dt_status parts_body(dt_world *world, void *arg)
 {
     trainer r = {0};
@@ -295,7 +299,8 @@ static dt_status meta_equals_cpu(dt_world *world, void *arg)
     DT_TRY(step_peak(world, DT_META, &saved[1], &peak[1]));
     TEST_THAT(peak[0] == peak[1], "parameters and gradients: cpu %lld, meta %lld",
               (long long)peak[0], (long long)peak[1]);
-    /* what forward makes for backward itself (statistics of norms and attention) is not there on meta */
+    /* what forward makes for backward itself (statistics of norms and attention) is not there on
+     * meta */
     TEST_THAT(saved[1] > 0 && saved[1] <= saved[0], "saved: cpu %lld, meta %lld",
               (long long)saved[0], (long long)saved[1]);
     return DT_OK;
@@ -338,7 +343,8 @@ done:
     for (int i = 0; i < 3; i++)
         dt_array_release(&early[i]);
     close_trainer(&r);
-    /* a call that failed holds its arrays until the world ends, since peers may read them; the heap's end asserts the rest */
+    /* a call that failed holds its arrays until the world ends, since peers may read them (a leak
+     * sanitizer sees the rest) */
     if (st != DT_ERR_COMM && dt_heap_get_stats(heap).live_total != 0)
         return DT_ERROR(DT_ERR_FORMAT, "%lld bytes are left",
                         (long long)dt_heap_get_stats(heap).live_total);

@@ -1,4 +1,5 @@
-/* tests/nn/test_module.c - the tree of modules, placing, and initial values that are the same on every mesh. */
+/* tests/nn/test_module.c - the tree of modules, placing, and initial values that are the same on
+ * every mesh. */
 #include "base/dt_random.h"
 #include "models/dt_models.h"
 #include "tests/harness.h"
@@ -196,7 +197,8 @@ START_TEST(no_room_names_the_parameter)
 }
 END_TEST
 
-/* ---- initial values: those of the named Philox sequence at the global index of the file shape, on every mesh ---- */
+/* ---- initial values: those of the named Philox sequence at the global index of the file shape,
+ * on every mesh ---- */
 
 typedef struct init_case {
     const char *model;
@@ -309,7 +311,8 @@ static int64_t ceil_part(int64_t n, int64_t k, int64_t r)
     return hi - lo;
 }
 
-/* Elements of a [rows, columns] matrix: rows (or columns) by tp, then rows of what is left by dp. */
+/* Elements of a [rows, columns] matrix: rows (or columns) by tp, then rows of what is left by dp.
+ * */
 static int64_t shard(int64_t rows, int64_t columns, bool by_columns, int64_t dp, int64_t tp)
 {
     if (by_columns)
