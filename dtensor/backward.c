@@ -1,84 +1,13 @@
 /* dtensor/backward.c - walks the tape from its end and carries gradients to the leaves.
  *
- * One walk does it all, or two share it: the first (INPUT) computes gradients of what is not a parameter and leaves output
- * gradients standing at nodes whose parameters still need theirs; the second (WEIGHT) does those. Both call the same op
+ * One walk does it all, or two share it: the first (INPUT) computes gradients of what is not a
+ * parameter and leaves output
+ * gradients standing at nodes whose parameters still need theirs; the second (WEIGHT) does those.
+ * Both call the same op
  * functions on the same arrays in the same order, hence equal bits. */
 #include "dtensor/tape_internal.h"
 
 #include <stdio.h>
-
-/* ---- adding gradients ---- */
-
-dt_status dti_make_partial(dt_local *x, uint8_t partial, dt_tag tag)
-{
-    const uint8_t made = (uint8_t)(partial & ~x->layout->partial);
-    if (!made)
-        return DT_OK;
-    dt_mesh *mesh = dt_layout_mesh(x->layout);
-    dt_layout wanted = *x->layout;
-    wanted.partial |= partial;
-    if (!dti_holds_value(x->layout, made)) {
-        dt_array zero = {0};
-        DT_TRY(dt_array_create(dt_mesh_heap(mesh), x->array.dtype, x->array.shape, tag, &zero));
-        dt_array_zero(&zero);
-        dt_array_release(&x->array);
-        x->array = zero;
-    }
-    DT_TRY(dt_mesh_layout(mesh, &wanted, &x->layout));
-    return DT_OK;
-}
-
-/* A copy of one's own if somebody else holds the bytes. */
-static dt_status own(dt_array *a)
-{
-    if (a->storage->refs == 1)
-        return DT_OK;
-    dt_array mine = {0};
-    DT_TRY(dt_array_create(a->storage->heap, a->dtype, a->shape, DT_TAG_GRADIENT, &mine));
-    dt_array_copy(&mine, a);
-    dt_array_release(a);
-    *a = mine;
-    return DT_OK;
-}
-
-static dt_status add(dt_local *sum, dt_local *g)
-{
-    const uint8_t both = sum->layout->partial | g->layout->partial;
-    DT_TRY(dti_make_partial(sum, both, DT_TAG_GRADIENT));
-    DT_TRY(dti_make_partial(g, both, DT_TAG_GRADIENT));
-    char a[DT_LAYOUT_TEXT], b[DT_LAYOUT_TEXT];
-    DT_REQUIRE(sum->layout == g->layout, DT_ERR_PLACEMENT, "gradients placed %s and %s do not add",
-               dt_layout_print(sum->layout, a, sizeof a), dt_layout_print(g->layout, b, sizeof b));
-    DT_REQUIRE(sum->array.dtype == g->array.dtype, DT_ERR_ARG,
-               "gradients of types %s and %s do not add", dt_dtype_name(sum->array.dtype),
-               dt_dtype_name(g->array.dtype));
-    DT_TRY(own(&sum->array));
-    dt_array_add_into(&sum->array, &g->array);
-    return DT_OK;
-}
-
-dt_status dti_deliver(dt_tensor *x, dt_local *g)
-{
-    dt_status st = DT_OK;
-    if (!x->grad.array.storage) {
-        x->grad = *g;
-        *g = (dt_local){0};
-        if (!x->tape) /* who owns the leaf may write its gradient */
-            DT_TRY(own(&x->grad.array));
-        return DT_OK;
-    }
-    st = add(&x->grad, g);
-    dti_local_release(g);
-    if (st != DT_OK)
-        return dt_error_push(st, __FILE__, __LINE__, __func__);
-    return DT_OK;
-}
-
-dt_status dt_tensor_add_grad(dt_tensor *x, dt_local *g)
-{
-    DT_TRY(dti_deliver(x, g));
-    return DT_OK;
-}
 
 /* ---- the backward of an op ---- */
 
@@ -258,13 +187,14 @@ static dt_status visit_marker(dt_tape *t, dti_node *n, dt_walk walk)
     return DT_OK;
 }
 
-/* Whoever owns a leaf may write to its gradient, so it shares its bytes with nobody: not with another leaf's (a + b gives
+/* Whoever owns a leaf may write to its gradient, so it shares its bytes with nobody: not with
+ * another leaf's (a + b gives
  * both the same array), nor with the caller's. */
 static dt_status own_leaf_grads(const dti_node *n, uint32_t need)
 {
     for (int i = 0; i < n->nin; i++) {
         if ((need >> i & 1) && !n->in[i]->tape && n->in[i]->grad.array.storage)
-            DT_TRY(own(&n->in[i]->grad.array));
+            DT_TRY(dti_own(&n->in[i]->grad.array));
     }
     return DT_OK;
 }
@@ -311,7 +241,8 @@ dt_status dti_walk(dt_tape *t, dt_walk walk)
     return DT_OK;
 }
 
-/* A gradient must live where its output's may: the same shards, and P only where the output is R. */
+/* A gradient must live where its output's may: the same shards, and P only where the output is R.
+ * */
 static dt_status check_grad(const dt_tensor *y, const dt_local *g, int i)
 {
     const dt_layout dual = dt_layout_dual(y->layout);

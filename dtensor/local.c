@@ -1,10 +1,13 @@
-/* dtensor/local.c - leaving the global view and coming back: dt_to_local, dt_from_local, dt_local_map.
+/* dtensor/local.c - leaving the global view and coming back: dt_to_local, dt_from_local,
+ * dt_local_map.
  *
- * A rank's local part is a tensor of a mesh of that rank alone, so every op works on it, and gradients find their way:
+ * A rank's local part is a tensor of a mesh of that rank alone, so every op works on it, and
+ * gradients find their way:
  *
  *     y = dt_from_local(t, f(dt_to_local(t, x, grad_layout)), layout)
  *
- * Errors that only the caller can avoid: R promises equal parts; a gradient declared R must be equal on all ranks. */
+ * Errors that only the caller can avoid: R promises equal parts; a gradient declared R must be
+ * equal on all ranks. */
 #include "dtensor/ops/dt_ops.h"
 #include "dtensor/tape_internal.h"
 

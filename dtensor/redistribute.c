@@ -1,8 +1,11 @@
-/* dtensor/redistribute.c - the one op that moves data: from layout to layout, as a node of the tape.
+/* dtensor/redistribute.c - the one op that moves data: from layout to layout, as a node of the
+ * tape.
  *
  *   forward    y = x, placed as asked
- *   backward   dx = dy, placed as the dual of x's layout on the axes that changed; P on other axes passes through.
- *              Equal layouts: every P axis of dy is reduced. That is f of Megatron-LM (Shoeybi et al. 2019); its g is
+ *   backward   dx = dy, placed as the dual of x's layout on the axes that changed; P on other axes
+ * passes through.
+ *              Equal layouts: every P axis of dy is reduced. That is f of Megatron-LM (Shoeybi et
+ * al. 2019); its g is
  *              P -> R forward and nothing backward.
  * Read first: dtensor/move.c. */
 #include "dtensor/ops/dt_ops.h"
@@ -31,7 +34,8 @@ static dt_status backward(dt_tape *t, dti_node *n, uint32_t need)
     return DT_OK;
 }
 
-/* Does a selective recompute keep the result? Yes where it communicates and gives no more bytes than it took: reductions
+/* Does a selective recompute keep the result? Yes where it communicates and gives no more bytes
+ * than it took: reductions
  * and exchanges of shards. Gathers run again: what they give is what sharding saves. */
 static bool is_kept(const dt_layout *src, const dt_layout *dst)
 {

@@ -1,4 +1,5 @@
-/* dtensor/tape_internal.h - what the files of this folder share: the tensor, the tape and its nodes. */
+/* dtensor/tape_internal.h - what the files of this folder share: the tensor, the tape and its
+ * nodes. */
 #pragma once
 
 #include "dtensor/dt_op.h"
@@ -25,7 +26,8 @@ typedef struct dti_rule {
     const dt_layout *grad[DT_OP_MAX_IN]; /* declared by dt_local_map; NULL: derived */
 } dti_rule;
 
-/* A result that a selective recompute keeps: an op's output with its extras, or a redistribute's. */
+/* A result that a selective recompute keeps: an op's output with its extras, or a redistribute's.
+ * */
 typedef struct dti_kept_result {
     const char *name;
     const dt_layout *layout;
@@ -47,7 +49,8 @@ typedef struct dti_again {
     dt_tensor **in, *out[DT_RECOMPUTED_MAX_OUT];
 } dti_again;
 
-/* What a node does when the walk reaches it: from out[j]->grad to dti_deliver(in[i], ...), for the inputs in `need`. */
+/* What a node does when the walk reaches it: from out[j]->grad to dti_deliver(in[i], ...), for the
+ * inputs in `need`. */
 typedef dt_status (*dti_backward)(dt_tape *t, dti_node *n, uint32_t need);
 
 struct dti_node {
@@ -106,7 +109,8 @@ dti_node *dti_append(dt_tape *t, const char *name, int nin, dt_tensor *const *in
                      dt_tensor *const *out, dti_backward backward);
 /* Fail the tape with the thread's trace and say which op it was; gives the failed tensor. */
 dt_tensor *dti_fail(dt_tape *t, dt_status st, const char *op, int nin, dt_tensor *const *in);
-/* True if the op can run: no operand failed, was dropped or is of another tape or mesh; else the tape has failed. */
+/* True if the op can run: no operand failed, was dropped or is of another tape or mesh; else the
+ * tape has failed. */
 bool dti_usable(dt_tape *t, const char *op, int nin, dt_tensor *const *in);
 bool dti_wants_grad(const dt_tape *t, int nin, dt_tensor *const *in, uint32_t no_grad_in);
 /* Do nodes get appended now? */
@@ -115,7 +119,8 @@ static inline bool dti_records(const dt_tape *t)
     return !t->options.no_grad && !t->unrecorded;
 }
 
-/* Run an op under a rule that is already known (dt_op_apply_n looks it up; dt_local_map declares it). */
+/* Run an op under a rule that is already known (dt_op_apply_n looks it up; dt_local_map declares
+ * it). */
 void dti_run(dt_tape *t, const dt_op *op, const void *attr, const dti_rule *rule, int nin,
              dt_tensor *const *in, int nout, dt_tensor **out);
 
@@ -129,11 +134,13 @@ typedef struct dti_call {
 } dti_call;
 /* Does this op see f32 in place of `dtype`? */
 bool dti_widens(const dt_op *op, dt_dtype dtype);
-/* Set the parts of a call that are read before they are written; the rest of the large struct stays as it is. */
+/* Set the parts of a call that are read before they are written; the rest of the large struct
+ * stays as it is. */
 void dti_call_begin(dti_call *k, dt_tape *t, const dt_op *op, const void *attr, int nin, int nout);
 void dti_call_release(dti_call *k); /* in, out, din, dout, extra, scratch */
 dt_status dti_op_backward(dt_tape *t, dti_node *n, uint32_t need);
-/* Input i as the gradients in `need` see it: saved, or made again; borrowed. Collective if made again. */
+/* Input i as the gradients in `need` see it: saved, or made again; borrowed. Collective if made
+ * again. */
 dt_status dti_saved_input(dti_node *n, int i, uint32_t need, dt_array **out);
 
 /* Most arrays of a call or a node are unset: skip those quickly. */
@@ -145,8 +152,11 @@ static inline void dti_release(dt_array *a)
 
 /* Add a gradient to a tensor; takes g's reference over. R + P is P. */
 dt_status dti_deliver(dt_tensor *x, dt_local *g);
-/* R -> P on the axes of `partial` where x is not P yet: rank 0 keeps the value, others take zero. */
+/* R -> P on the axes of `partial` where x is not P yet: rank 0 keeps the value, others take zero.
+ * */
 dt_status dti_make_partial(dt_local *x, uint8_t partial, dt_tag tag);
+/* A copy of one's own if somebody else holds the bytes. */
+dt_status dti_own(dt_array *a);
 /* Is this rank at 0 on every axis of `axes`? */
 bool dti_holds_value(const dt_layout *layout, uint8_t axes);
 void dti_local_release(dt_local *x);

@@ -1,4 +1,5 @@
-/* dtensor/tensor.c - leaves: making them, reading them, their gradients. Read next: dtensor/move.c. */
+/* dtensor/tensor.c - leaves: making them, reading them, their gradients. Read next:
+ * dtensor/move.c. */
 #include "dtensor/tape_internal.h"
 
 #include <stdio.h>

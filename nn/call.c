@@ -8,7 +8,8 @@
  *       transform hooks (after), in reverse
  *     close scope keeping the outputs, leave path
  *
- * In backward the walk meets the end marker first: pre_backward; then the begin marker: post_backward.
+ * In backward the walk meets the end marker first: pre_backward; then the begin marker:
+ * post_backward.
  * Read next: nn/recompute.c. */
 #include "nn/nn_internal.h"
 

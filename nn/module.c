@@ -1,4 +1,5 @@
-/* nn/module.c - the tree of modules: names, children, parameters. Read next: nn/call.c, nn/param.c. */
+/* nn/module.c - the tree of modules: names, children, parameters. Read next: nn/call.c,
+ * nn/param.c. */
 #include "nn/nn_internal.h"
 
 #include <stdio.h>

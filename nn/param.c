@@ -51,7 +51,8 @@ static void fill_run(const dt_param *p, dt_key key, int64_t first, int64_t count
     }
 }
 
-/* Runs of the local array whose elements are neighbours in the whole tensor: the last dims that are not split. */
+/* Runs of the local array whose elements are neighbours in the whole tensor: the last dims that
+ * are not split. */
 static void fill_normal(const dt_param *p, const dt_array *local, dt_key key)
 {
     int64_t at[DT_MAX_DIMS];
@@ -174,7 +175,8 @@ dt_status dt_module_reduce_grads(dt_module *m)
         st = DT_ERROR(DT_ERR_NOMEM, "%d gradients", n);
         goto done;
     }
-    /* Meshes in the order in which parameters name them; a mesh that is done has nothing left to move. */
+    /* Meshes in the order in which parameters name them; a mesh that is done has nothing left to
+     * move. */
     for (int i = 0; i < n; i++) {
         if (p[i]->tensor)
             DT_TRY_TO(done, st, reduce_on(dt_layout_mesh(p[i]->layout), n, p, work, dst, work + n));
