@@ -191,6 +191,7 @@ static dt_status train(dt_world *world, void *arg)
         run->norm[i] = r.grad_norm;
         run->lr[i] = r.lr;
         run->valid[i] = r.valid;
+        run->all_gathers = dt_world_counts(world).calls[DT_CALL_ALL_GATHER];
         run->all_reduces = dt_world_counts(world).calls[DT_CALL_ALL_REDUCE];
         if (i == 0)
             memcpy(run->grad_norm, each, sizeof run->grad_norm);

@@ -18,6 +18,7 @@ typedef struct law_run {
     double final_loss;                /* of step 0's batch, after the last step */
     float *logits;                    /* sample 0 of step 0, initial weights: [seq_len, vocab] */
     int64_t vocab;
+    int64_t all_gathers; /* of the last step */
     int64_t all_reduces; /* of the last step: gradients' only */
 } law_run;
 

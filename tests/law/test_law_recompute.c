@@ -1,6 +1,6 @@
 /* tests/law/test_law_recompute.c - the law for recomputation: training with it equals training
  * without, bit for bit: losses, norms, gradients and weights, with dropout, on 1, 2 and 3 ranks of
- * data parallelism, and under tensor and sequence parallelism. */
+ * data parallelism, fully sharded in every mode, and under tensor and sequence parallelism. */
 #include "tests/harness.h"
 #include "tests/law/law.h"
 
@@ -30,6 +30,9 @@ static void check(law_case c)
         c.recompute = policies[k];
         ck_ok(law_train(&c, &again));
         same_bits(&again, &none);
+        /* what is gathered for backward serves the second run too */
+        ck_assert(c.tp > 1 || again.all_gathers == none.all_gathers);
+        ck_assert(c.dp_shard < 2 || again.all_gathers > 0);
         law_free(&again);
     }
     law_free(&none);
@@ -42,6 +45,22 @@ START_TEST(data_parallel)
                      .micro_batch = _i % 3,
                      .steps = 2,
                      .dropout = 0.2});
+}
+END_TEST
+
+START_TEST(fully_sharded)
+{
+    static const law_case modes[] = {{.ranks = 2, .dp_shard = 2},
+                                     {.ranks = 3, .dp_shard = 3, .micro_batch = 1},
+                                     {.ranks = 2, .dp_shard = 2, .keep_gathered = true},
+                                     {.ranks = 4, .dp_shard = 4, .reshard_size = 2},
+                                     {.ranks = 4, .dp_shard = 2, .micro_batch = 1},
+                                     {.ranks = 2, .dp_shard = 2, .param_dtype = DT_BF16}};
+    law_case c = modes[_i / DT_COUNT(goldens)];
+    c.golden = goldens[_i % DT_COUNT(goldens)];
+    c.steps = 2;
+    c.dropout = 0.2;
+    check(c);
 }
 END_TEST
 
@@ -72,6 +91,7 @@ int main(void)
     TCase *tc = tcase_create("bits");
     tcase_set_timeout(tc, 300);
     tcase_add_loop_test(tc, data_parallel, 0, 3 * DT_COUNT(goldens));
+    tcase_add_loop_test(tc, fully_sharded, 0, 6 * DT_COUNT(goldens));
     tcase_add_loop_test(tc, tensor_parallel, 0, 2 * DT_COUNT(goldens));
     tcase_add_loop_test(tc, dropout_happens, 0, DT_COUNT(goldens));
     suite_add_tcase(suite, tc);
