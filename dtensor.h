@@ -33,6 +33,7 @@
 
 #include "nn/dt_module.h"
 #include "nn/dt_layers.h"
+#include "nn/dt_recompute.h"
 #include "tp/dt_tp.h"
 #include "optim/dt_optim.h"
 #include "data/dt_data.h"

@@ -1,13 +1,13 @@
 /* dtensor/replay.c - calls that backward runs again, so that their inner nodes need not stay.
  *
- *     first run     as ever, but no nodes; then one node "recompute" that saves the inputs, and of a
- *                   selective one the results that are dear to compute
- *     second run    when the walk reaches the node: on a tape of its own, from stand-ins for the
- *                   inputs, with nodes; what was kept is taken instead of computed
- *     its walk      from the gradients of the outputs to the stand-ins and the leaves
+ *     first run    as ever, but no nodes; then one node "recompute" that saves the inputs, and of a
+ *                  selective one the results that are dear to compute
+ *     second run   when the walk reaches the node: on a tape of its own, from stand-ins for the
+ *                  inputs, with nodes; what was kept is taken instead of computed
+ *     its walk     from the gradients of the outputs to the stand-ins and the leaves
  *
- * Equal bits: a stand-in takes over what has arrived at its input so far and gives it back after the
- * walk, so sums are formed in the order of a plain walk; leaves stand for themselves.
+ * Equal bits: a stand-in takes over what has arrived at its input so far and gives it back after
+ * the walk, so sums are formed in the order of a plain walk; leaves stand for themselves.
  * Sources: Chen et al. 2016, "Training deep nets with sublinear memory cost"; Korthikanti et al.
  * 2022, "Reducing activation recomputation in large transformer models" (selective).
  * Read first: dtensor/backward.c. */

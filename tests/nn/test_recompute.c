@@ -1,5 +1,5 @@
 /* tests/nn/test_recompute.c - recomputation against plain runs: equal bits of every gradient, bytes
- * saved and peaks by formula, communication counted. Hooks and failures: test_recompute_hooks.c. */
+ * saved and peaks by formula. Hooks, communication, failures: test_recompute_hooks.c. */
 #include "nn/dt_layers.h"
 #include "nn/dt_recompute.h"
 #include "tests/harness.h"
@@ -8,7 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A stack of Llama blocks: B samples, S positions, N hidden, H heads, G of keys, D a head, I inner. */
+/* A stack of Llama blocks: B samples, S positions, N hidden, H heads, G of keys, D dim of a head, I
+ * inner. */
 enum { B = 3, S = 5, N = 8, H = 4, G = 2, D = 4, I = 12, MOST_BLOCKS = 3 };
 
 typedef struct stack {
@@ -375,68 +376,6 @@ START_TEST(one_node_a_call)
 }
 END_TEST
 
-/* ---- communication ---- */
-
-/* Row-parallel: x S(1) gathered, split again, w S(1): the result P, reduced. */
-static dt_values moves_forward(dt_module *m, dt_tape *t, const dt_values *in)
-{
-    dt_tensor *x = dt_redistribute(t, in->value[0], "");
-    dt_tensor *y =
-        dt_linear(t, dt_redistribute(t, x, "S(1)@dp"), dt_module_param(m, "w")->tensor, NULL);
-    return (dt_values){.n = 1, .value = {dt_redistribute(t, y, "")}};
-}
-
-static dt_status moves_body(dt_world *world, void *arg)
-{
-    (void)arg;
-    static const dt_module_kind kind = {"moves", 0, moves_forward};
-    /* backward: the adjoint of the gather is a slice, of the slice a gather, of the reduction none;
-     * the second run gathers again, and in full reduces again */
-    const struct {
-        dt_recompute_policy policy;
-        int64_t gathers, reductions;
-    } want[] = {{NO, 1, 0}, {FULL, 2, 1}, {PART, 2, 0}};
-    stack s;
-    dt_module *m = NULL;
-    dt_tape *t = NULL;
-    dt_tensor *x = NULL;
-    const dt_layout *layout = NULL;
-    const float host[24] = {1, 2, 3};
-    DT_TRY(open_stack(world, 0, &s));
-    DT_TRY(dt_module_create(&kind, &m));
-    DT_TRY(dt_module_add_param(m, "w", DT_SHAPE(4, 6), NULL, (dt_init){DT_INIT_NORMAL, 1}, NULL));
-    DT_TRY(dt_module_finish(m));
-    DT_TRY(dt_module_place(m, s.mesh, "w", "S(1)@dp"));
-    DT_TRY(dt_module_materialize(m, s.mesh, 1));
-    DT_TRY(dt_mesh_layout_text(s.mesh, DT_SHAPE(4, 6), "S(0)@dp", &layout));
-    DT_TRY(dt_distribute(layout, DT_F32, host, &x));
-    dt_tensor_set_requires_grad(x, true);
-    DT_TRY(dt_tape_create(s.mesh, NULL, &t));
-    for (int i = 0; i < DT_COUNT(want); i++) {
-        dt_recompute(m, want[i].policy);
-        dt_tensor *loss = dt_sum(t, dt_module_call1(m, t, x), 0);
-        dt_world_reset_counts(world);
-        DT_TRY(dt_backward(t, loss));
-        const dt_counts c = dt_world_counts(world);
-        TEST_THAT(c.calls[DT_CALL_ALL_GATHER] == want[i].gathers &&
-                      c.calls[DT_CALL_ALL_REDUCE] == want[i].reductions,
-                  "policy %d: %lld gathers, %lld reductions", i,
-                  (long long)c.calls[DT_CALL_ALL_GATHER], (long long)c.calls[DT_CALL_ALL_REDUCE]);
-        dt_tape_reset(t, NULL);
-    }
-    dt_tape_destroy(&t);
-    dt_tensor_destroy(&x);
-    dt_module_destroy(&m);
-    close_stack(&s);
-    return DT_OK;
-}
-
-START_TEST(communication_of_the_second_run)
-{
-    test_ranks(2, moves_body, NULL);
-}
-END_TEST
-
 int main(void)
 {
     Suite *suite = suite_create("recompute");
@@ -446,7 +385,6 @@ int main(void)
     tcase_add_test(tc, inputs_and_outputs_of_every_sort);
     tcase_add_test(tc, memory_by_formula);
     tcase_add_test(tc, one_node_a_call);
-    tcase_add_test(tc, communication_of_the_second_run);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

@@ -1,5 +1,5 @@
-/* tests/nn/test_recompute_hooks.c - what hooks see of a recomputed call, in which order; what a
- * failing second run leaves. */
+/* tests/nn/test_recompute_hooks.c - what hooks see of a recomputed call, in which order; what it
+ * communicates; what a failing second run leaves. */
 #include "nn/dt_layers.h"
 #include "nn/dt_recompute.h"
 #include "tests/harness.h"
@@ -231,6 +231,69 @@ START_TEST(hooks_in_order)
 }
 END_TEST
 
+/* ---- communication ---- */
+
+/* Row-parallel: x S(1) gathered, split again, w S(1): the result P, reduced. */
+static dt_values moves_forward(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    dt_tensor *x = dt_redistribute(t, in->value[0], "");
+    dt_tensor *y =
+        dt_linear(t, dt_redistribute(t, x, "S(1)@tp"), dt_module_param(m, "w")->tensor, NULL);
+    return (dt_values){.n = 1, .value = {dt_redistribute(t, y, "")}};
+}
+
+static dt_status moves_body(dt_world *world, void *arg)
+{
+    (void)arg;
+    static const dt_module_kind kind = {"moves", 0, moves_forward};
+    /* backward: the adjoint of the gather is a slice, of the slice a gather, of the reduction none;
+     * the second run gathers again, and in full reduces again */
+    const struct {
+        dt_recompute_policy policy;
+        int64_t gathers, reductions;
+    } want[] = {
+        {DT_RECOMPUTE_NONE, 1, 0}, {DT_RECOMPUTE_FULL, 2, 1}, {DT_RECOMPUTE_SELECTIVE, 2, 0}};
+    bench b;
+    dt_module *m = NULL;
+    dt_tape *t = NULL;
+    dt_tensor *x = NULL;
+    const dt_layout *layout = NULL;
+    const float host[24] = {1, 2, 3};
+    DT_TRY(open_bench(&b, world));
+    DT_TRY(dt_module_create(&kind, &m));
+    DT_TRY(dt_module_add_param(m, "w", DT_SHAPE(4, 6), NULL, (dt_init){DT_INIT_NORMAL, 1}, NULL));
+    DT_TRY(dt_module_finish(m));
+    DT_TRY(dt_module_place(m, b.mesh, "w", "S(1)@tp"));
+    DT_TRY(dt_module_materialize(m, b.mesh, 1));
+    DT_TRY(dt_mesh_layout_text(b.mesh, DT_SHAPE(4, 6), "S(0)@tp", &layout));
+    DT_TRY(dt_distribute(layout, DT_F32, host, &x));
+    dt_tensor_set_requires_grad(x, true);
+    DT_TRY(dt_tape_create(b.mesh, NULL, &t));
+    for (int i = 0; i < DT_COUNT(want); i++) {
+        dt_recompute(m, want[i].policy);
+        dt_tensor *loss = dt_sum(t, dt_module_call1(m, t, x), 0);
+        dt_world_reset_counts(world);
+        DT_TRY(dt_backward(t, loss));
+        const dt_counts c = dt_world_counts(world);
+        TEST_THAT(c.calls[DT_CALL_ALL_GATHER] == want[i].gathers &&
+                      c.calls[DT_CALL_ALL_REDUCE] == want[i].reductions,
+                  "policy %d: %lld gathers, %lld reductions", i,
+                  (long long)c.calls[DT_CALL_ALL_GATHER], (long long)c.calls[DT_CALL_ALL_REDUCE]);
+        dt_tape_reset(t, NULL);
+    }
+    dt_tape_destroy(&t);
+    dt_tensor_destroy(&x);
+    dt_module_destroy(&m);
+    close_bench(&b);
+    return DT_OK;
+}
+
+START_TEST(communication_of_the_second_run)
+{
+    test_ranks(2, moves_body, NULL);
+}
+END_TEST
+
 /* ---- failures ---- */
 
 /* One recomputed step of f, whose g or f goes astray in the second run. */
@@ -295,6 +358,7 @@ int main(void)
     TCase *tc = tcase_create("all");
     tcase_set_timeout(tc, 100);
     tcase_add_test(tc, hooks_in_order);
+    tcase_add_test(tc, communication_of_the_second_run);
     tcase_add_test(tc, failures_are_told);
     suite_add_tcase(suite, tc);
     return test_main(suite);
