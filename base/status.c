@@ -105,8 +105,8 @@ void dt_error_context(int rank, int nranks, void (*end_job)(int exit_status))
     context.end_job = end_job;
 }
 
-/* One rank speaks for all: the one that a relayed trace names at once, rank 0 at once where each rank
- * has its own trace. Its job's end reaches the others before their patience does. */
+/* One rank speaks for all: the one that a relayed trace names at once, rank 0 at once where each
+ * rank has its own trace. Its job's end reaches the others before their patience does. */
 static void wait_for_others(void)
 {
     const bool relayed = names_rank(context.text);

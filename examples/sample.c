@@ -2,8 +2,8 @@
  *
  *     build/examples/sample FOLDER --prompt="Once" --tokens=200 --temperature=0.8 --seed=1
  *
- * FOLDER holds config.json and safetensors; tokens are bytes, as examples/train.c makes of a text. The whole context runs
- * again for every token: short, and no cache to keep right. */
+ * FOLDER holds config.json and safetensors; tokens are bytes, as examples/train.c makes of a text.
+ * The whole context runs again for every token: short, and no cache to keep right. */
 #include "base/dt_options.h"
 #include "base/dt_random.h"
 #include "checkpoint/dt_safetensors.h"

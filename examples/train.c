@@ -1,10 +1,10 @@
-/* examples/train.c - train a Llama or GPT-2 on any number of ranks.
+/* examples/train.c - train a Llama or GPT-2 on any number of ranks, as processes or as threads:
  *
- *     tools/mpirun -n 4 build/examples/train CONFIG.json --parallel.dp_replicate=4    ranks are processes
- *     build/examples/train CONFIG.json --ranks=4 --parallel.dp_replicate=4            ranks are threads
+ *     tools/mpirun -n 4 build/examples/train CONFIG.json --parallel.dp_replicate=4
+ *     build/examples/train CONFIG.json --ranks=4 --parallel.dp_replicate=4
  *
- * `--help` lists the keys. Read next: examples/train_session.c (one step), examples/train_config.c (the keys),
- * examples/train_report.c (what is printed and logged). */
+ * `--help` lists the keys. Read next: examples/train_session.c (one step), examples/train_config.c
+ * (the keys), examples/train_report.c (what is printed and logged). */
 #include "array/dt_kernels.h"
 #include "checkpoint/dt_safetensors.h"
 #include "examples/train_report.h"

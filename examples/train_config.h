@@ -1,4 +1,5 @@
-/* examples/train_config.h - the options of examples/train.c: one table that --help, the parser and the printer read. */
+/* examples/train_config.h - the options of examples/train.c: one table that --help, the parser
+ * and the printer read. */
 #pragma once
 
 #include "base/dt_options.h"
@@ -32,9 +33,9 @@ typedef struct train_config {
     double peak_flops; /* of the machine for one rank; 0: measured */
 } train_config;
 
-/* Parse and check. *done: the command line asked for something that is finished now (--help, --print-config), printed
- * to `out` (NULL: this rank does not print).
- * Errors: DT_ERR_ARG names the key and what is legal. */
+/* Parse and check. *done: the command line asked for something that is finished now (--help,
+ * --print-config), printed to `out` (NULL: this rank does not print). Errors: DT_ERR_ARG names
+ * the key and what is legal. */
 dt_status train_config_parse(int argc, char **argv, FILE *out, train_config *config_out, bool *done);
 void train_config_free(train_config *config);
 /* What can only be checked when the number of ranks is known. */

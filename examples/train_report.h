@@ -1,5 +1,5 @@
-/* examples/train_report.h - what examples/train.c tells: the step line, log.json, the loss curve, the trace. Rank 0 writes;
- * all functions but _close are collective. */
+/* examples/train_report.h - what examples/train.c tells: the step line, log.json, the loss
+ * curve, the trace. Rank 0 writes; all functions but _close are collective. */
 #pragma once
 
 #include "examples/train_session.h"
@@ -17,7 +17,8 @@ typedef struct train_report {
     double *grad_norm, *norm; /* one a parameter, with log.params */
 } train_report;
 
-/* Every place that the run will write to, tried before any work is done and left as it was. Errors: DT_ERR_IO. */
+/* Every place that the run will write to, tried before any work is done and left as it was.
+ * Errors: DT_ERR_IO. */
 dt_status train_report_check(const train_config *c, dt_world *world);
 dt_status train_report_open(const train_config *c, train_session *s, train_report *r);
 /* After a step; eval_loss NULL: no evaluation followed it. */

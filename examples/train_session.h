@@ -1,5 +1,5 @@
-/* examples/train_session.h - a training run of one rank: what it holds and one step of it. The loop around it, with logs, is
- * examples/train.c; the tests call the same two functions. */
+/* examples/train_session.h - a training run of one rank: what it holds and one step of it. The
+ * loop around it, with logs, is examples/train.c; the tests call the same two functions. */
 #pragma once
 
 #include "examples/train_config.h"
@@ -27,7 +27,8 @@ typedef struct train_result {
     double *param_grad_norm; /* one a parameter, in dt_module_params order; NULL if not wanted */
 } train_result;
 
-/* Collective: all ranks of the world. Errors: anything wrong with the configuration, model, weights or data. */
+/* Collective: all ranks of the world. Errors: anything wrong with the configuration, model,
+ * weights or data. */
 dt_status train_session_create(const train_config *config, dt_world *world,
                                train_session *session_out);
 void train_session_destroy(train_session *s);
@@ -36,7 +37,8 @@ void train_session_destroy(train_session *s);
  * Collective. Errors: DT_ERR_STATE when loss or gradients are not finite: nothing was updated. */
 dt_status train_session_step(train_session *s, train_result *result);
 
-/* Data and weights in between: logits [n, seq_len, vocab] of n samples of the data at `position`, on every rank. */
+/* Data and weights in between: logits [n, seq_len, vocab] of n samples of the data at
+ * `position`, on every rank. */
 dt_status train_session_logits(train_session *s, int64_t position, int64_t n, float *logits);
 /* The loss of the batch at `position` without an update and without dropout. */
 dt_status train_session_loss(train_session *s, int64_t position, double *loss_out);
