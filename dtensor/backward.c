@@ -187,18 +187,6 @@ static dt_status visit_marker(dt_tape *t, dti_node *n, dt_walk walk)
     return DT_OK;
 }
 
-/* Whoever owns a leaf may write to its gradient, so it shares its bytes with nobody: not with
- * another leaf's (a + b gives
- * both the same array), nor with the caller's. */
-static dt_status own_leaf_grads(const dti_node *n, uint32_t need)
-{
-    for (int i = 0; i < n->nin; i++) {
-        if ((need >> i & 1) && !n->in[i]->tape && n->in[i]->grad.array.storage)
-            DT_TRY(dti_own(&n->in[i]->grad.array));
-    }
-    return DT_OK;
-}
-
 static dt_status visit(dt_tape *t, dti_node *n, dt_walk walk)
 {
     if (n->is_marker)
@@ -221,7 +209,6 @@ static dt_status visit(dt_tape *t, dti_node *n, dt_walk walk)
         keep_saved(n, later);
     for (int j = 0; j < n->nout && !later; j++)
         dti_local_release(&n->out[j]->grad);
-    DT_TRY(own_leaf_grads(n, need));
     return DT_OK;
 }
 

@@ -21,7 +21,8 @@ dt_status dti_make_partial(dt_local *x, uint8_t partial, dt_tag tag)
     return DT_OK;
 }
 
-dt_status dti_own(dt_array *a)
+/* A copy of one's own if somebody else holds the bytes. */
+static dt_status own(dt_array *a)
 {
     if (a->storage->refs == 1)
         return DT_OK;
@@ -44,7 +45,7 @@ static dt_status add(dt_local *sum, dt_local *g)
     DT_REQUIRE(sum->array.dtype == g->array.dtype, DT_ERR_ARG,
                "gradients of types %s and %s do not add", dt_dtype_name(sum->array.dtype),
                dt_dtype_name(g->array.dtype));
-    DT_TRY(dti_own(&sum->array));
+    DT_TRY(own(&sum->array));
     dt_array_add_into(&sum->array, &g->array);
     return DT_OK;
 }
@@ -55,8 +56,8 @@ dt_status dti_deliver(dt_tensor *x, dt_local *g)
     if (!x->grad.array.storage) {
         x->grad = *g;
         *g = (dt_local){0};
-        if (!x->tape) /* who owns the leaf may write its gradient */
-            DT_TRY(dti_own(&x->grad.array));
+        if (!x->tape) /* who owns the leaf may write to it: a + b gives both the same array */
+            DT_TRY(own(&x->grad.array));
         return DT_OK;
     }
     st = add(&x->grad, g);

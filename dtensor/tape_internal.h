@@ -155,8 +155,6 @@ dt_status dti_deliver(dt_tensor *x, dt_local *g);
 /* R -> P on the axes of `partial` where x is not P yet: rank 0 keeps the value, others take zero.
  * */
 dt_status dti_make_partial(dt_local *x, uint8_t partial, dt_tag tag);
-/* A copy of one's own if somebody else holds the bytes. */
-dt_status dti_own(dt_array *a);
 /* Is this rank at 0 on every axis of `axes`? */
 bool dti_holds_value(const dt_layout *layout, uint8_t axes);
 void dti_local_release(dt_local *x);

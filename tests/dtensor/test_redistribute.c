@@ -182,17 +182,18 @@ static dt_status axis_body(dt_world *world, void *arg)
     const int k = *(int *)arg;
     dt_mesh *mesh = NULL;
     dt_tape *t = NULL;
-    DT_TRY(place_mesh(world, (dt_axis[]){{"tp", k}}, 1, &mesh));
-    DT_TRY(dt_tape_create(mesh, NULL, &t));
+    dt_status st = DT_OK;
+    DT_TRY_TO(done, st, place_mesh(world, (dt_axis[]){{"tp", k}}, 1, &mesh));
+    DT_TRY_TO(done, st, dt_tape_create(mesh, NULL, &t));
     for (int n = 0; n <= 2 * k + 1; n++) {
-        DT_TRY(check_pairs(&(grid_case){.shape = DT_SHAPE(n)}, mesh, t));
-        DT_TRY(check_pairs(&(grid_case){.shape = DT_SHAPE(n, 3)}, mesh, t));
-        DT_TRY(check_pairs(&(grid_case){.shape = DT_SHAPE(3, n)}, mesh, t));
-        DT_TRY(check_pairs(&(grid_case){.shape = DT_SHAPE(2, n, 3)}, mesh, t));
+        const dt_shape shape[] = {DT_SHAPE(n), DT_SHAPE(n, 3), DT_SHAPE(3, n), DT_SHAPE(2, n, 3)};
+        for (int i = 0; i < DT_COUNT(shape); i++)
+            DT_TRY_TO(done, st, check_pairs(&(grid_case){.shape = shape[i]}, mesh, t));
     }
+done:
     dt_tape_destroy(&t);
     dt_mesh_destroy(&mesh);
-    return DT_OK;
+    return st;
 }
 
 START_TEST(one_axis_all_pairs)

@@ -250,21 +250,22 @@ static dt_status check_initial(const dt_param *p, int64_t stride)
     return DT_OK;
 }
 
-/* Dim d by these axes, or the last dim of parameters that have fewer. */
-static dt_status place_all(dt_module *m, dt_mesh *mesh, const char *axes, int d)
+/* Text with the number of dim d in it, or of the last dim of parameters that have fewer. */
+static dt_status place_all(dt_module *m, dt_mesh *mesh, const char *before, const char *axes, int d)
 {
     int n = 0;
     dt_param *const *p = dt_module_params(m, &n);
     for (int i = 0; i < n; i++) {
         char text[64];
-        const int last = p[i]->shape.ndim - 1, dim = d < last ? d : last;
-        (void)snprintf(text, sizeof text, "S(%d)@%s", dim, axes);
+        const int last = p[i]->shape.ndim - 1;
+        (void)snprintf(text, sizeof text, "%sS(%d)@%s", before, d < last ? d : last, axes);
         DT_TRY(dt_mesh_layout_text(mesh, p[i]->shape, text, &p[i]->layout));
     }
     return DT_OK;
 }
 
-static dt_status check_split(const init_case *c, dt_mesh *mesh, const char *axes, int d)
+static dt_status check_split(const init_case *c, dt_mesh *mesh, const char *before,
+                             const char *axes, int d)
 {
     char config[300];
     dt_module *m = NULL;
@@ -272,7 +273,7 @@ static dt_status check_split(const init_case *c, dt_mesh *mesh, const char *axes
     int n = 0;
     (void)snprintf(config, sizeof config, "%s/%s/config.json", golden, c->model);
     DT_TRY(dt_model_create(config, &m, &facts));
-    DT_TRY(place_all(m, mesh, axes, d));
+    DT_TRY(place_all(m, mesh, before, axes, d));
     DT_TRY(dt_module_materialize(m, mesh, SEED));
     dt_param *const *p = dt_module_params(m, &n);
     TEST_THAT(n > 10, "%d parameters", n);
@@ -285,12 +286,14 @@ static dt_status check_split(const init_case *c, dt_mesh *mesh, const char *axes
 static dt_status init_body(dt_world *world, void *arg)
 {
     const init_case *c = arg;
-    static const char *const nested[] = {"dp>tp", "tp>dp", "tp"};
+    static const char *const two[][2] = {
+        {"", "dp>tp"}, {"", "tp>dp"}, {"", "tp"}, {"S(0)@dp, ", "tp"}, {"S(-1)@dp, ", "tp"}};
     dt_mesh *mesh = NULL;
     DT_TRY(mesh_of(world, DT_CPU, c->axes, c->naxes, &mesh));
     for (int d = 0; d < (c->model[0] == 'g' ? 4 : 2); d++) {
-        for (int k = 0; k < (c->naxes == 2 ? 3 : 1); k++)
-            DT_TRY(check_split(c, mesh, c->naxes == 2 ? nested[k] : "tp", d));
+        for (int k = 0; k < (c->naxes == 2 ? DT_COUNT(two) : 1); k++)
+            DT_TRY(check_split(c, mesh, c->naxes == 2 ? two[k][0] : "",
+                               c->naxes == 2 ? two[k][1] : "tp", d));
     }
     dt_mesh_destroy(&mesh);
     return DT_OK;
