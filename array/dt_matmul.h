@@ -23,9 +23,10 @@ typedef struct dt_matmul_args {
     double alpha, beta; /* applied as f32 unless f64; beta = 0 does not read C */
 } dt_matmul_args;
 
-/* dt_matmul_run - (dt_matmul is the op on tensors.) 16-bit inputs are summed in f32 and rounded once.
- * Any size may be 0: with k = 0, C becomes beta C. The same arguments on the same machine with the
- * same number of threads (dt_compute_threads_set) give the same bits. Elements of C between n and ldc
- * are not touched. Several threads may call it at once; communication workers may not.
+/* dt_matmul_run - (dt_matmul is the op on tensors.) 16-bit inputs are summed in f32 and rounded
+ * once. Any size may be 0: with k = 0, C becomes beta C. The same arguments on the same machine
+ * with the same number of threads (dt_compute_threads_set) give the same bits. Elements of C
+ * between n and ldc are not touched. Several threads may call it at once; communication workers may
+ * not.
  * Errors: DT_ERR_ARG (dtypes, a leading dimension too short), DT_ERR_NOMEM, DT_ERR_DEVICE. */
 DT_NODISCARD dt_status dt_matmul_run(const dt_matmul_args *args);

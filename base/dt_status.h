@@ -1,9 +1,9 @@
 /* base/dt_status.h - how every function that can fail reports it.
  *
- * Such a function returns dt_status and gives its results through trailing *_out arguments, which it
- * leaves untouched on failure. The function that fails writes one message; each caller that passes
- * the failure on adds its own line, so that the trace reads like a stack. The trace belongs to the
- * calling thread. Read next: base/dt_types.h. */
+ * Such a function returns dt_status and gives its results through trailing *_out arguments, which
+ * it leaves untouched on failure. The function that fails writes one message; each caller that
+ * passes the failure on adds its own line, so that the trace reads like a stack. The trace belongs
+ * to the calling thread. Read next: base/dt_types.h. */
 #pragma once
 
 #define DT_STATUS_TABLE(X)                                  \
@@ -89,6 +89,6 @@ dt_status dt_error_relay(dt_status st, int rank, const char *trace);
  * ends the job (see dt_error_context). */
 _Noreturn void dt_die(dt_status st, const char *file, int line);
 
-/* dt_error_context - tell dt_die which rank this thread is and how its job ends. A world calls it on
- * the thread that creates it. `end_job` may be NULL (exit(1) is enough) and must not return. */
+/* dt_error_context - tell dt_die which rank this thread is and how its job ends. A world calls it
+ * on the thread that creates it. `end_job` may be NULL (exit(1) is enough) and must not return. */
 void dt_error_context(int rank, int nranks, void (*end_job)(int exit_status));

@@ -1,9 +1,11 @@
-/* dtensor/move.c - executes redistribution plans for lists of local arrays, coalesced, in flight or at once.
+/* dtensor/move.c - executes redistribution plans for lists of local arrays, coalesced, in flight or
+ * at once.
  *
- * All items go through their plans in lockstep: local steps as soon as they are next; then the collective that the
- * first unfinished item needs, together with every item whose next step is of that kind on the same axes. A collective
- * is pack (copy what each member gets, piece after piece) -> call -> unpack; pieces that already lie one after the
- * other, as rows do, are not copied. Read first: placements/dt_plan.h; next: dtensor/move_step.c. */
+ * All items go through their plans in lockstep: local steps as soon as they are next; then the
+ * collective that the first unfinished item needs, together with every item whose next step is of
+ * that kind on the same axes. A collective is pack (copy what each member gets, piece after piece)
+ * -> call -> unpack; pieces that already lie one after the other, as rows do, are not copied. Read
+ * first: placements/dt_plan.h; next: dtensor/move_step.c. */
 #include "dtensor/move_internal.h"
 #include "dtensor/tape_internal.h"
 
@@ -52,7 +54,8 @@ static dt_status collective(dt_moving *m, int first, const dt_step *step)
     return DT_OK;
 }
 
-/* Run local steps that are next; returns in *first the first item that waits for a collective, or n. */
+/* Run local steps that are next; returns in *first the first item that waits for a collective, or
+ * n. */
 static dt_status run_local(dt_moving *m, int *first)
 {
     *first = m->n;

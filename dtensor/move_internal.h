@@ -1,4 +1,5 @@
-/* dtensor/move_internal.h - redistributions under way: the list (move.c) and the single step of a tensor (move_step.c). */
+/* dtensor/move_internal.h - redistributions under way: the list (move.c) and the single step of a
+ * tensor (move_step.c). */
 #pragma once
 
 #include "dtensor/dt_tensor.h"
@@ -31,6 +32,7 @@ struct dt_moving {
 const dt_step *dti_step_next(const dti_item *it);
 /* Do a local step. */
 dt_status dti_step_local(const dt_moving *m, dti_item *it, const dt_step *step);
-/* A collective: pack what each member gets and make room for what comes; then, when it has come, unpack and go on. */
+/* A collective: pack what each member gets and make room for what comes; then, when it has come,
+ * unpack and go on. */
 dt_status dti_step_prepare(const dt_moving *m, dti_item *it, const dt_step *step);
 dt_status dti_step_finish(const dt_moving *m, dti_item *it, const dt_step *step);

@@ -1,5 +1,5 @@
-/* dtensor/move_step.c - one step of one tensor's redistribution: a local copy, or pack and unpack around a collective.
- * Read first: dtensor/move.c. */
+/* dtensor/move_step.c - one step of one tensor's redistribution: a local copy, or pack and unpack
+ * around a collective. Read first: dtensor/move.c. */
 #include "dtensor/move_internal.h"
 #include "dtensor/tape_internal.h"
 
@@ -105,8 +105,10 @@ static dt_shape overlap(const dt_layout *a, const int *coord_a, const dt_layout 
     return extent;
 }
 
-/* Copy between a local array laid out as `whole` (mine) and pieces that lie one after the other in `pieces`, one a member:
- * the overlap of my block with the member's block under `theirs`. Counts elements per member; copies if pieces has bytes. */
+/* Copy between a local array laid out as `whole` (mine) and pieces that lie one after the other in
+ * `pieces`, one a member:
+ * the overlap of my block with the member's block under `theirs`. Counts elements per member;
+ * copies if pieces has bytes. */
 static void each_piece(const dt_moving *m, const dt_step *step, const dt_layout *mine,
                        const dt_layout *theirs, dt_array *whole, dt_array *pieces, bool pack,
                        int64_t *count)
@@ -134,7 +136,8 @@ static void each_piece(const dt_moving *m, const dt_step *step, const dt_layout 
     }
 }
 
-/* Pieces along dim lie one after the other already if nothing but dims of size 1 comes before it. */
+/* Pieces along dim lie one after the other already if nothing but dims of size 1 comes before
+ * it. */
 static bool in_order(dt_shape local, int dim)
 {
     return dt_shape_outer(local, dim) == 1;

@@ -1,9 +1,11 @@
 /* examples/04_data_parallel.c - data parallelism is nothing but placements.
  *
  *     batch S(0)@dp, parameters R        ->  gradients arise as P@dp
- *     dt_module_reduce_grads: P -> R     ->  one coalesced all-reduce a step, for all parameters together
+ *     dt_module_reduce_grads: P -> R     ->  one coalesced all-reduce a step, for all parameters
+ *         together
  *
- * A model of one linear layer learns y = x a^T. The losses are those of one rank, whatever the number of ranks.
+ * A model of one linear layer learns y = x a^T. The losses are those of one rank, whatever the
+ * number of ranks.
  *
  *   build/examples/04_data_parallel --ranks 4
  *

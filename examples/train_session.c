@@ -1,9 +1,10 @@
 /* examples/train_session.c - see examples/train_session.h.
  *
- * Data parallelism is nothing but placements: the batch is S(0)@dp_replicate>dp_shard, parameters in use are R on these axes,
- * so gradients arise as P; fully_shard brings them to the shards on dp_shard after each layer's backward, and
- * dt_module_reduce_grads the rest, P -> R on dp_replicate, in one coalesced all-reduce a step. Tensor parallelism is a plan of
- * placements applied to the model before. */
+ * Data parallelism is nothing but placements: the batch is S(0)@dp_replicate>dp_shard, parameters
+ * in use are R on these axes, so gradients arise as P; fully_shard brings them to the shards on
+ *    dp_shard after each layer's backward, and
+ * dt_module_reduce_grads the rest, P -> R on dp_replicate, in one coalesced all-reduce a step.
+ * Tensor parallelism is a plan of placements applied to the model before. */
 #include "examples/train_session.h"
 
 #include "checkpoint/dt_safetensors.h"
@@ -46,7 +47,8 @@ static dt_status lay_out(train_session *s)
     return DT_OK;
 }
 
-/* Every layer a group, and the rest: embedding, last norm, head. On axes of size 1 these only cast. */
+/* Every layer a group, and the rest: embedding, last norm, head. On axes of size 1 these only
+ * cast. */
 static dt_status shard(train_session *s)
 {
     const train_config *c = s->config;

@@ -1,5 +1,5 @@
-/* mesh/create.c - making a mesh: the grid from the options, the comparison of all ranks' definitions, and its
- * end. Read before: mesh/mesh.c. */
+/* mesh/create.c - making a mesh: the grid from the options, the comparison of all ranks'
+ * definitions, and its end. Read before: mesh/mesh.c. */
 #include "mesh/mesh_internal.h"
 
 #include <assert.h>
@@ -97,8 +97,8 @@ static int64_t hash_bytes(const void *data, size_t size_bytes)
     return (int64_t)(h >> 1);
 }
 
-/* A definition as numbers, one a row of `what`; sizes and names repeat for each axis. The device's index is
- * not among them: it may differ. */
+/* A definition as numbers, one a row of `what`; sizes and names repeat for each axis. The device's
+ * index is not among them: it may differ. */
 enum {
     NAXES,
     FIRST_RANK,
@@ -122,7 +122,8 @@ static void definition(const dt_mesh *mesh, int64_t fact_out[NFACTS])
     }
 }
 
-/* One all-reduce gives the largest of each fact and of its negative, so every rank sees whether all agree. */
+/* One all-reduce gives the largest of each fact and of its negative, so every rank sees whether all
+ * agree. */
 static dt_status compare_definitions(const dt_mesh *mesh)
 {
     int64_t fact[2 * NFACTS];

@@ -1,6 +1,7 @@
 /* mesh/layout.c - interned layouts, cached plans, and the cache of op rules.
- * A distinct layout exists once in a mesh, so everybody compares and looks up pointers. What op dispatch
- * asks on every call (my local shape, the mesh) stands beside it. Read before: mesh/table.c. */
+ * A distinct layout exists once in a mesh, so everybody compares and looks up pointers. What op
+ * dispatch asks on every call (my local shape, the mesh) stands beside it. Read before:
+ * mesh/table.c. */
 #include "mesh/mesh_internal.h"
 
 #include <stdlib.h>
@@ -14,7 +15,8 @@ typedef struct interned {
     int64_t offset[DT_MAX_DIMS];
 } interned;
 
-/* A layout as words: ndim and partial, the dims, the counts of splits, and the splits of each dim. */
+/* A layout as words: ndim and partial, the dims, the counts of splits, and the splits of each
+ * dim. */
 enum { KEY_WORDS = 1 + DT_MAX_DIMS + 1 + DT_MAX_DIMS };
 _Static_assert(DT_MAX_AXES == sizeof(uint64_t) && DT_MAX_DIMS == sizeof(uint64_t),
                "nsplit and each row of split fill one word");

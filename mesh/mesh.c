@@ -33,8 +33,8 @@ dt_status dti_name_check(const dt_grid *grid, const char *name)
     return DT_OK;
 }
 
-/* Take the next name off a comma list: moves *list on, copies the name without blanks (cut at the size of a
- * name, which no axis then equals). False at the end of the list. */
+/* Take the next name off a comma list: moves *list on, copies the name without blanks (cut at the
+ * size of a name, which no axis then equals). False at the end of the list. */
 static bool next_name(const char **list, char name_out[DT_NAME_SIZE + 1])
 {
     if (!*list)

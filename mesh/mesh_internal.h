@@ -1,10 +1,12 @@
-/* mesh/mesh_internal.h - what the files of this folder share: the mesh itself and its word-keyed table.
+/* mesh/mesh_internal.h - what the files of this folder share: the mesh itself and its word-keyed
+ * table.
  * Read next: mesh/mesh.c, mesh/create.c, mesh/view.c, mesh/comms.c, mesh/layout.c, mesh/table.c. */
 #pragma once
 
 #include "mesh/dt_mesh.h"
 
-/* ---- table.c: n 64-bit words -> pointer; open addressing, linear probing, at most half full ---- */
+/* ---- table.c: n 64-bit words -> pointer; open addressing, linear probing, at most half full
+ * ---- */
 
 typedef struct dti_entry {
     void *value;
@@ -25,7 +27,8 @@ typedef struct dti_table {
 } dti_table;
 
 void *dti_table_get(const dti_table *table, int n, const uint64_t *key);
-/* Errors: DT_ERR_STATE if the key is there already, DT_ERR_NOMEM; then the value stays the caller's. */
+/* Errors: DT_ERR_STATE if the key is there already, DT_ERR_NOMEM; then the value stays the
+ * caller's. */
 dt_status dti_table_put(dti_table *table, int n, const uint64_t *key, void *value);
 /* Free the table and hand each value to `release`. */
 void dti_table_free(dti_table *table, void (*release)(void *value));
@@ -55,7 +58,8 @@ struct dt_mesh {
 };
 
 /* create.c */
-/* A mesh of `grid` whose rank r is world rank world_rank[r]; takes world_rank over, also on failure. */
+/* A mesh of `grid` whose rank r is world rank world_rank[r]; takes world_rank over, also on
+ * failure. */
 dt_status dti_mesh_new(dt_world *world, dt_device device, const dt_grid *grid, int *world_rank,
                        dt_mesh **mesh_out);
 void dti_mesh_free(dt_mesh *mesh);
@@ -65,12 +69,13 @@ bool dti_grid_equal(const dt_grid *a, const dt_grid *b);
 /* Axes of a list such as "dp_shard,cp", each named once, at least one. Errors: DT_ERR_ARG. */
 dt_status dti_mesh_axes(const dt_mesh *mesh, const char *list, int *naxes_out,
                         uint8_t axis_out[DT_MAX_AXES]);
-/* A name of letters, digits and '_' that fits and that `grid` does not have yet. Errors: DT_ERR_ARG. */
+/* A name of letters, digits and '_' that fits and that `grid` does not have yet. Errors:
+ * DT_ERR_ARG. */
 dt_status dti_name_check(const dt_grid *grid, const char *name);
 /* Append an axis to a grid that has room. */
 void dti_grid_push(dt_grid *grid, const char *name, int size);
 
-/* comms.c: how many ranks lie on a line along these axes, and which: those whose coordinates equal mine on
- * all other axes, as world ranks, row-major over the axes in the order listed. */
+/* comms.c: how many ranks lie on a line along these axes, and which: those whose coordinates equal
+ * mine on all other axes, as world ranks, row-major over the axes in the order listed. */
 int dti_line_size(const dt_mesh *mesh, int naxes, const uint8_t *axis);
 void dti_line_ranks(const dt_mesh *mesh, int naxes, const uint8_t *axis, int *world_rank_out);

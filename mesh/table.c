@@ -1,12 +1,13 @@
-/* mesh/table.c - a hash table from a few 64-bit words to a pointer. Op dispatch looks up a rule in it for
- * every op, so a hit costs one multiply a word, one probe and one comparison. Read next: mesh/layout.c. */
+/* mesh/table.c - a hash table from a few 64-bit words to a pointer. Op dispatch looks up a rule in
+ * it for every op, so a hit costs one multiply a word, one probe and one comparison. Read next:
+ * mesh/layout.c. */
 #include "mesh/mesh_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A polynomial in an odd constant (2^64 / golden ratio). Multiplication carries upwards only, and pointers
- * differ in their middle bits, so callers use the top bits. */
+/* A polynomial in an odd constant (2^64 / golden ratio). Multiplication carries upwards only, and
+ * pointers differ in their middle bits, so callers use the top bits. */
 static uint64_t hash_words(int n, const uint64_t *key)
 {
     uint64_t h = (uint64_t)n;

@@ -1,19 +1,21 @@
-/* mesh/view.c - meshes made from meshes: a slice keeps my line or plane along some axes, a view names the
- * same ranks, in the same order, by other axes. All is arithmetic; nothing is communicated.
+/* mesh/view.c - meshes made from meshes: a slice keeps my line or plane along some axes, a view
+ * names the same ranks, in the same order, by other axes. All is arithmetic; nothing is
+ * communicated.
  *
  *   mesh (dp 2, tp 4) on ranks 0..7, seen from rank 5:
  *   slice "tp"                     ranks 4 5 6 7      axes (tp 4)
  *   flatten "dp,tp" as "all"       ranks 0 .. 7       axes (all 8)
  *   split "tp" as kv 2 x rep       ranks 0 .. 7       axes (dp 2, kv 2, rep 2)
  *
- * The same ranks under the same axes are the same handle, by whatever path they were asked for, so that their
- * layouts are the same pointers. Read before: mesh/mesh.c. */
+ * The same ranks under the same axes are the same handle, by whatever path they were asked for, so
+ * that their layouts are the same pointers. Read before: mesh/mesh.c. */
 #include "mesh/mesh_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A description of a mesh to be found or made: its grid, and which of the parent's ranks are in it. */
+/* A description of a mesh to be found or made: its grid, and which of the parent's ranks are in
+ * it. */
 typedef struct recipe {
     dt_grid grid;
     dt_link link[DT_MAX_AXES];
@@ -40,7 +42,8 @@ static dt_status remember(dt_mesh *mesh, dti_meshes *list)
     return DT_OK;
 }
 
-/* Under one parent the grid alone tells: a slice has some of the parent's names, a view has a new name. */
+/* Under one parent the grid alone tells: a slice has some of the parent's names, a view has a new
+ * name. */
 static dt_mesh *find_derived(const dt_mesh *parent, const dt_grid *grid)
 {
     for (int64_t i = 0; i < parent->derived.count; i++)

@@ -1,10 +1,12 @@
 /* nn/attention.c - self-attention of Llama and of GPT-2.
  * Shapes: B batch, S sequence, H query heads, G key/value heads, D head dim, N hidden.
  *
- *     Llama   q_BSN = x Wq^T ... -> [B,H,S,D], [B,G,S,D]; rope on q and k; attention; [B,S,(H D)] Wo^T
+ *     Llama   q_BSN = x Wq^T ... -> [B,H,S,D], [B,G,S,D]; rope on q and k; attention; [B,S,(H D)]
+ *             Wo^T
  *     GPT-2   qkv_BS3HD = x Wqkv + b; attention; [B,S,(H D)] Wo + b
  *
- * Sources: Touvron et al. 2023 (Llama), Ainslie et al. 2023 (grouped queries), Radford et al. 2019 (GPT-2). */
+ * Sources: Touvron et al. 2023 (Llama), Ainslie et al. 2023 (grouped queries), Radford et al. 2019
+ * (GPT-2). */
 #include "nn/dt_layers.h"
 
 #include <stdio.h>

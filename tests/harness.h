@@ -1,8 +1,9 @@
 /* tests/harness.h - Check for programs whose ranks are threads of one process, or MPI processes.
  *
- * A test that needs ranks is a Check test which calls test_ranks(n, body, arg): `body` runs on n rank threads
- * and returns DT_OK or a failure; inside it, use DT_TRY and TEST_THAT (which return, so that no rank is left
- * waiting: a failing rank fails the waits of the others). Outside of ranks use plain ck_assert. */
+ * A test that needs ranks is a Check test which calls test_ranks(n, body, arg): `body` runs on n
+ * rank threads and returns DT_OK or a failure; inside it, use DT_TRY and TEST_THAT (which return,
+ * so that no rank is left waiting: a failing rank fails the waits of the others). Outside of ranks
+ * use plain ck_assert. */
 #pragma once
 
 #include "comm/dt_comm.h"
@@ -19,7 +20,8 @@ DT_PRINTF(5, 6)
 dt_status test_untrue(const char *file, int line, const char *func, const char *cond,
                       const char *fmt, ...);
 
-/* Expect a failure with this status whose message contains `text` (may be ""). Returns from the body if not. */
+/* Expect a failure with this status whose message contains `text` (may be ""). Returns from the
+ * body if not. */
 #define TEST_FAILS(want, text, call) DT_TRY(test_expect((call), (want), (text), #call))
 dt_status test_expect(dt_status got, dt_status want, const char *text, const char *call);
 
@@ -30,7 +32,8 @@ void test_ranks_with(int nranks, const dt_world_options *options, dt_rank_body b
 /* Outside of ranks: assert that a call returns DT_OK, with the trace. */
 #define ck_ok(call) ck_assert_msg((call) == DT_OK, "%s\n%s", #call, dt_error_trace())
 
-/* Run one suite (CK_NOFORK); prints Check's line and returns for main(). `tests` ends with NULL name. */
+/* Run one suite (CK_NOFORK); prints Check's line and returns for main(). `tests` ends with NULL
+ * name. */
 int test_main(Suite *suite);
 
 /* Largest |a - b|, and largest |b|. */

@@ -1,4 +1,5 @@
-/* tests/law/law.h - trains a golden case on any number of ranks and keeps everything that tests compare. */
+/* tests/law/law.h - trains a golden case on any number of ranks and keeps everything that tests
+ * compare. */
 #pragma once
 
 #include "examples/train_session.h"
@@ -31,7 +32,8 @@ typedef struct law_case {
     double eps;                    /* of AdamW; 0: the case's */
     dt_recompute_policy recompute;
     double dropout;                /* wherever the model has one; 0: the case's */
-    int tp;                        /* of the ranks, these are tensor parallel; 0: 1. The others replicate */
+    /* of the ranks, these are tensor parallel; 0: 1. The others replicate */
+    int tp;
     bool sp, gather_logits;        /* with tp: sequence parallelism; no loss parallelism */
     int dp_shard;                  /* of the ranks, these hold shards; 0: 1 */
     bool keep_gathered;            /* with dp_shard: not resharded after forward (ZeRO-2) */
@@ -46,16 +48,18 @@ void law_free(law_run *run);
 /* Where the golden folders are: environment DT_GOLDEN, or tests/golden. */
 const char *law_path(const char *golden, const char *file, char buf[1024]);
 
-/* Largest |a - b| / max |b| over the tensors of `which` ("grad" or "weight"), and where. Leaves out parameters whose true
- * gradient is zero in part (GPT-2's key bias), if skip_key_bias. */
+/* Largest |a - b| / max |b| over the tensors of `which` ("grad" or "weight"), and where. Leaves out
+ * parameters whose true gradient is zero in part (GPT-2's key bias), if skip_key_bias. */
 double law_compare(const law_run *a, const law_run *b, bool weights, char where[128]);
 
-/* The law, in f32: losses 2e-5 absolute; every gathered gradient and updated weight max|a-b| <= 1e-5 max|b| of its tensor. */
+/* The law, in f32: losses 2e-5 absolute; every gathered gradient and updated weight max|a-b| <=
+ * 1e-5 max|b| of its tensor. */
 #define LAW_LOSS_LIMIT    2e-5
 #define LAW_ELEMENT_LIMIT 1e-5
-/* AdamW divides by |g| + eps: with the usual 1e-8 the first update of a weight is lr times the sign of its gradient, and a
- * gradient that is zero but for rounding (1e-10 of 1e-2) has no sign that any order of additions could agree on. With this
- * eps the update is a smooth function of the gradient, so every element can be held to the limit. */
+/* AdamW divides by |g| + eps: with the usual 1e-8 the first update of a weight is lr times the sign
+ * of its gradient, and a gradient that is zero but for rounding (1e-10 of 1e-2) has no sign that
+ * any order of additions could agree on. With this eps the update is a smooth function of the
+ * gradient, so every element can be held to the limit. */
 #define LAW_SMOOTH_EPS 1e-4
 /* ck_assert that run a obeys the law; `one` is the same on one rank. */
 void law_check_same(const law_run *a, const law_run *one, int steps);

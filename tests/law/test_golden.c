@@ -1,5 +1,6 @@
-/* tests/law/test_golden.c - training runs against PyTorch's (tests/golden): losses, logits, norms of gradients, final
- * weights, on 1 to 4 ranks of data parallelism, with microbatches, and with tensor and sequence parallelism. Limits are those of each expected.json. */
+/* tests/law/test_golden.c - training runs against PyTorch's (tests/golden): losses, logits, norms
+ * of gradients, final weights, on 1 to 4 ranks of data parallelism, with microbatches, and with
+ * tensor and sequence parallelism. Limits are those of each expected.json. */
 #include "base/dt_json.h"
 #include "tests/harness.h"
 #include "tests/law/law.h"
@@ -75,7 +76,8 @@ static double l2(const float *x, int64_t n, double *sum)
     return sqrt(squares);
 }
 
-/* GPT-2's key bias has gradient 0 in theory; the file gives the thirds of c_attn.bias as [q], [k], [v]. */
+/* GPT-2's key bias has gradient 0 in theory; the file gives the thirds of c_attn.bias as [q], [k],
+ * [v]. */
 static void check_thirds(const law_run *run, int i)
 {
     const json_t *norms = json_object_get(expected, "grad_norms_step0_f64");

@@ -1,5 +1,5 @@
-/* tests/law/test_law.c - the law for data parallelism: N ranks give the one-rank result, element by element; two runs are
- * equal bit for bit; planted faults are seen.
+/* tests/law/test_law.c - the law for data parallelism: N ranks give the one-rank result, element by
+ * element; two runs are equal bit for bit; planted faults are seen.
  * Read next: tests/law/law.h, which has the limits. */
 #include "tests/harness.h"
 #include "tests/law/law.h"

@@ -1,5 +1,5 @@
-/* tests/law/test_law_fsdp.c - the law for fully_shard: shards, replicas, every way to reshard, microbatches; and that in f32
- * sharding and replicating give equal bits. */
+/* tests/law/test_law_fsdp.c - the law for fully_shard: shards, replicas, every way to reshard,
+ * microbatches; and that in f32 sharding and replicating give equal bits. */
 #include "tests/harness.h"
 #include "tests/law/law.h"
 
@@ -37,8 +37,9 @@ START_TEST(sharded_ranks_are_one)
 }
 END_TEST
 
-/* One microbatch: then both sum a gradient once, over the ranks in their order, and no bit differs. (With several, shards are
- * summed over ranks first and over microbatches then; replicas the other way round.) */
+/* One microbatch: then both sum a gradient once, over the ranks in their order, and no bit differs.
+ * (With several, shards are summed over ranks first and over microbatches then; replicas the other
+ * way round.) */
 START_TEST(sharding_is_replicating_bit_for_bit)
 {
     law_run shard = {0}, replicate = {0};

@@ -1,6 +1,7 @@
 /* tests/law/test_tp.c - the law for tensor, sequence and loss parallelism, alone and with replicas,
- * shards and recomputed layers: N ranks give the one-rank result, element by element; planted faults are seen. On each mesh
- * two of the four combinations of sequence and loss parallelism, all four with DT_FULL=1. */
+ * shards and recomputed layers: N ranks give the one-rank result, element by element; planted
+ * faults are seen. On each mesh two of the four combinations of sequence and loss parallelism, all
+ * four with DT_FULL=1. */
 #include "tests/harness.h"
 #include "tests/law/law.h"
 
@@ -10,7 +11,8 @@
 enum { STEPS = 3 };
 
 /* clang-format off */
-/* llama_tiny has 8 query and 4 key/value heads, llama_tied 6 and 6, gpt2_tiny 4. What is neither tp nor dp_shard replicates. */
+/* llama_tiny has 8 query and 4 key/value heads, llama_tied 6 and 6, gpt2_tiny 4. What is neither tp
+ * nor dp_shard replicates. */
 static const law_case mesh[] = {
     {.golden = "llama_tiny", .ranks = 2, .tp = 2},
     {.golden = "llama_tiny", .ranks = 4, .tp = 4, .micro_batch = 1},
@@ -80,8 +82,8 @@ START_TEST(tp_ranks_are_one)
 }
 END_TEST
 
-/* Tests of the test: what a forgotten or misplaced collective does must be far above the limit. The argument of a fault is
- * a part of the module path that issued the collective. */
+/* Tests of the test: what a forgotten or misplaced collective does must be far above the limit. The
+ * argument of a fault is a part of the module path that issued the collective. */
 static const struct {
     const char *golden, *fault;
     bool sp;

@@ -1,5 +1,6 @@
-/* tests/mesh/test_intern.c - interned layouts, plans, the cache, and a mesh of 16,384 ranks that exists once.
- * Local shapes are worked out by hand from c = ceil(n/k), rank r owning [min(n, r*c), min(n, (r+1)*c)). */
+/* tests/mesh/test_intern.c - interned layouts, plans, the cache, and a mesh of 16,384 ranks that
+ * exists once. Local shapes are worked out by hand from c = ceil(n/k), rank r owning [min(n, r*c),
+ * min(n, (r+1)*c)). */
 #include "mesh/dt_mesh.h"
 #include "tests/harness.h"
 
@@ -8,7 +9,8 @@
 
 static const dt_device cpu = {.kind = DT_CPU};
 
-/* Texts of one layout of a 2-dim tensor on (dp, tp) share a pointer; texts in different rows do not. */
+/* Texts of one layout of a 2-dim tensor on (dp, tp) share a pointer; texts in different rows do
+ * not. */
 static const char *const same_texts[][4] = {
     {"[R]", "", "R@tp", "[R@dp, R@tp]"},
     {"[S(0)@dp]", "S(0)@dp", "R@tp, S(0)@dp", "S(-2)@dp"},

@@ -1,5 +1,6 @@
-/* tests/mesh/test_mesh.c - definitions of meshes, lines and their communicators, coordinates, ranks outside.
- * Cases M1-M4, M9, M10 of PyTorch's device mesh tests; the rank groups are written out by hand. */
+/* tests/mesh/test_mesh.c - definitions of meshes, lines and their communicators, coordinates, ranks
+ * outside. Cases M1-M4, M9, M10 of PyTorch's device mesh tests; the rank groups are written out by
+ * hand. */
 #include "mesh/dt_mesh.h"
 #include "tests/harness.h"
 
@@ -8,7 +9,8 @@
 
 static const dt_device cpu = {.kind = DT_CPU};
 
-/* One mesh and, for an axis or a list of axes, the lines along it as sets of ranks (bit r = rank r). */
+/* One mesh and, for an axis or a list of axes, the lines along it as sets of ranks (bit r = rank
+ * r). */
 typedef struct line_case {
     int nranks;
     dt_axis axes[4];
@@ -38,8 +40,8 @@ static unsigned my_line(const line_case *c, int rank)
     return line;
 }
 
-/* M1, M2: the communicator sums 2^rank over exactly the line's ranks; the slice lists them in order; by name, by
- * index and by the slice it is one communicator. */
+/* M1, M2: the communicator sums 2^rank over exactly the line's ranks; the slice lists them in
+ * order; by name, by index and by the slice it is one communicator. */
 static dt_status lines_body(dt_world *world, void *arg)
 {
     const line_case *c = arg;
@@ -96,7 +98,8 @@ START_TEST(test_lines)
 }
 END_TEST
 
-/* Members stand in the order of the axes as listed: along tp,dp rank 1 (dp 0, tp 1) of (2,2) comes third. */
+/* Members stand in the order of the axes as listed: along tp,dp rank 1 (dp 0, tp 1) of (2,2) comes
+ * third. */
 static dt_status order_body(dt_world *world, void *arg)
 {
     (void)arg;

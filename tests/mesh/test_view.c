@@ -8,7 +8,8 @@
 
 static const dt_device cpu = {.kind = DT_CPU};
 
-/* M5: a mesh sliced by all its names is itself. M6: slices of a (2,4) mesh create no communicator. */
+/* M5: a mesh sliced by all its names is itself. M6: slices of a (2,4) mesh create no
+ * communicator. */
 static dt_status slice_body(dt_world *world, void *arg)
 {
     (void)arg;
@@ -114,8 +115,8 @@ START_TEST(test_alone)
 }
 END_TEST
 
-/* M7: dp x cp of (2,2,2) as one axis: 0246 and 1357; PyTorch makes a new communicator, here it is that of the
- * line along dp,cp. */
+/* M7: dp x cp of (2,2,2) as one axis: 0246 and 1357; PyTorch makes a new communicator, here it is
+ * that of the line along dp,cp. */
 static dt_status flatten_body(dt_world *world, void *arg)
 {
     (void)arg;
