@@ -4,6 +4,7 @@
 #include "tests/harness.h"
 #include "tests/law/law.h"
 
+#include <math.h>
 #include <string.h>
 
 static const char *const cases[] = {"llama_tiny", "llama_tied", "gpt2_tiny"};
@@ -22,6 +23,37 @@ START_TEST(n_ranks_are_one)
                   (long long)many.all_reduces);
     law_free(&one);
     law_free(&many);
+}
+END_TEST
+
+/* With dropout on: masks belong to samples, not to ranks or microbatches, so the law holds as it does without. */
+START_TEST(dropout_is_the_same_on_any_mesh)
+{
+    static const law_case layouts[] = {{.ranks = 1, .micro_batch = 1},
+                                       {.ranks = 1, .micro_batch = 2},
+                                       {.ranks = 2, .micro_batch = 1},
+                                       {.ranks = 3, .micro_batch = 0},
+                                       {.ranks = 4, .micro_batch = 1},
+                                       {.ranks = 4, .tp = 2, .micro_batch = 2},
+                                       {.ranks = 4, .dp_shard = 2, .micro_batch = 1}};
+    law_run one = {0}, many = {0}, without = {0};
+    const char *golden = _i < DT_COUNT(layouts) ? "llama_tiny" : "gpt2_tiny";
+    law_case c = {.golden = golden, .ranks = 1, .steps = 2, .eps = LAW_SMOOTH_EPS};
+    ck_ok(law_train(&c, &without));
+    c.dropout = 0.2;
+    ck_ok(law_train(&c, &one));
+    ck_assert_msg(fabs(one.loss[0] - without.loss[0]) > 100 * LAW_LOSS_LIMIT,
+                  "dropout does nothing");
+    law_case other = layouts[_i % DT_COUNT(layouts)];
+    c.ranks = other.ranks;
+    c.micro_batch = other.micro_batch;
+    c.tp = other.tp;
+    c.dp_shard = other.dp_shard;
+    ck_ok(law_train(&c, &many));
+    law_check_same(&many, &one, 2);
+    law_free(&one);
+    law_free(&many);
+    law_free(&without);
 }
 END_TEST
 
@@ -66,6 +98,7 @@ int main(void)
     TCase *tc = tcase_create("dp");
     tcase_set_timeout(tc, 300);
     tcase_add_loop_test(tc, n_ranks_are_one, 0, DT_COUNT(cases) * DT_COUNT(ranks));
+    tcase_add_loop_test(tc, dropout_is_the_same_on_any_mesh, 0, 14);
     tcase_add_loop_test(tc, two_runs_are_equal_bit_for_bit, 0, DT_COUNT(cases));
     tcase_add_loop_test(tc, a_skipped_reduction_is_noticed, 0, DT_COUNT(cases));
     suite_add_tcase(suite, tc);
