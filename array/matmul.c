@@ -1,5 +1,5 @@
-/* array/matmul.c - dt_matmul_run: checks, trivial cases, and the 16-bit products that the backend does
- * not have. Read next: array/matmul_onednn.c or array/matmul_plain.c. */
+/* array/matmul.c - dt_matmul_run: checks, trivial cases, and the 16-bit products that the backend
+ * does not have. Read next: array/matmul_onednn.c or array/matmul_plain.c. */
 #include "array/dt_half.h"
 #include "array/dt_kernels.h"
 #include "array/matmul_internal.h"

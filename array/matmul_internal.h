@@ -1,5 +1,5 @@
-/* array/matmul_internal.h - between dt_matmul_run and the backends. Arguments are checked and complete:
- * no size is 0, leading dimensions are filled in. Read first: array/dt_matmul.h. */
+/* array/matmul_internal.h - between dt_matmul_run and the backends. Arguments are checked and
+ * complete: no size is 0, leading dimensions are filled in. Read first: array/dt_matmul.h. */
 #pragma once
 
 #include "array/dt_matmul.h"

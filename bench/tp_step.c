@@ -1,6 +1,6 @@
-/* bench/tp_step.c - a training step of 4096 tokens on two cores: two tensor-parallel ranks with one thread each, with and
- * without sequence parallelism, against one rank with two threads. Each line: milliseconds a step, best of several, and the
- * ratio to that peer. */
+/* bench/tp_step.c - a training step of 4096 tokens on two cores: two tensor-parallel ranks with one
+ * thread each, with and without sequence parallelism, against one rank with two threads. Each line:
+ * milliseconds a step, best of several, and the ratio to that peer. */
 #include "array/dt_kernels.h"
 #include "models/dt_models.h"
 
@@ -89,9 +89,9 @@ int main(void)
     way ways[] = {{1, 2, false, 0}, {2, 1, false, 0}, {2, 1, true, 0}};
     for (int i = 0; i < DT_COUNT(ways); i++) {
         DT_MUST(dt_world_run_threads(ways[i].tp, NULL, body, &ways[i]));
-        (void)printf("ranks %d, threads %d, sequence parallelism %s: %8.1f ms  %.2f x\n", ways[i].tp,
-                     ways[i].threads, ways[i].sequence ? "yes" : "no ", 1e3 * ways[i].best_s,
-                     ways[i].best_s / ways[0].best_s);
+        (void)printf("ranks %d, threads %d, sequence parallelism %s: %8.1f ms  %.2f x\n",
+                     ways[i].tp, ways[i].threads, ways[i].sequence ? "yes" : "no ",
+                     1e3 * ways[i].best_s, ways[i].best_s / ways[0].best_s);
     }
     return EXIT_SUCCESS;
 }

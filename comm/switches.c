@@ -6,7 +6,7 @@
  *   swap_shards   all_gather gives the pieces of ranks 0 and 1 in each other's place
  *   drop_wait     the result is as it was before the call, as if nobody had waited for it
  *   slow_comm:MS  every call takes MS milliseconds longer (the argument is a number here)
- *   alloc:N, alloc:N@R  allocation N, counted from 1, of the heaps of all ranks or of rank R fails */
+ *   alloc:N, alloc:N@R  allocation N, counted from 1, of all ranks' heaps or of rank R's fails */
 #include "comm/comm_internal.h"
 
 #include <stdio.h>

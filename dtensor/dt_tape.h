@@ -64,9 +64,10 @@ void dt_scope_end(dt_tape *tape, int nkeep, dt_tensor *const *keep);
 /* Give one tensor's local array back now (a layer's input that nothing else reads). Leaves are left
  * alone. */
 void dt_tensor_drop(dt_tensor *x);
-/* dt_tensor_regather - do not keep y, just redistributed, for backward; redistribute it again when the
- * first gradient needs it. Less memory (what y was made from instead of y), one more collective.
- * Does nothing for other tensors, without gradients, and in the second run of a recompute. */
+/* dt_tensor_regather - do not keep y, just redistributed, for backward; redistribute it again when
+ * the first gradient needs it. Less memory (what y was made from instead of y), one more
+ * collective. Does nothing for other tensors, without gradients, and in the second run of a
+ * recompute. */
 void dt_tensor_regather(dt_tensor *y);
 /* A handle of the caller's own on a tape's tensor; shares the bytes. Destroy it. */
 DT_NODISCARD dt_status dt_tensor_keep(dt_tensor *x, dt_tensor **kept_out);

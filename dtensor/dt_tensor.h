@@ -37,7 +37,8 @@ DT_NODISCARD dt_status dt_tensor_set_name(dt_tensor *x, const char *name); /* co
  * array.storage is NULL if none reached it. Borrowed; clear drops it. */
 dt_local *dt_tensor_grad(dt_tensor *x);
 void dt_tensor_clear_grad(dt_tensor *x);
-/* Add to a leaf's gradient; takes g's reference over, also on failure. Placements: R + P is P, S + S is S. */
+/* Add to a leaf's gradient; takes g's reference over, also on failure.
+ * Placements: R + P is P, S + S is S. */
 DT_NODISCARD dt_status dt_tensor_add_grad(dt_tensor *x, dt_local *g);
 
 /* dt_tensor_create - a leaf, uninitialised. On a meta mesh it has no bytes. Errors:

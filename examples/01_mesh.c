@@ -1,4 +1,4 @@
-/* examples/01_mesh.c - ranks as a grid with named axes: lines, communicators, and who holds what of a tensor.
+/* examples/01_mesh.c - ranks as a grid with named axes: lines, communicators, and shards.
  *
  *   build/examples/01_mesh --ranks 4        4 ranks as threads of this process
  *   tools/mpirun -n 4 build/examples/01_mesh

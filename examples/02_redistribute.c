@@ -1,4 +1,4 @@
-/* examples/02_redistribute.c - one tensor, several layouts, and what it costs to go from one to the next.
+/* examples/02_redistribute.c - one tensor, several layouts, and what the ways between them cost.
  *
  *   build/examples/02_redistribute --ranks 4        4 ranks as threads of this process
  *   tools/mpirun -n 4 build/examples/02_redistribute

@@ -2,8 +2,9 @@
  *
  *     loss = sum((x w^T)^2)        x [4, 3] rows over dp, w [2, 3] on every rank
  *
- * Each rank sees only its rows, so the gradient of w arises as P: a sum that is still open. Bringing it home is one
- * redistribute P -> R. The result is checked against the formula dw = 2 (x w^T)^T x.
+ * Each rank sees only its rows, so the gradient of w arises as P: a sum that is still open.
+ * Bringing it home is one redistribute P -> R. The result is checked against the formula
+ * dw = 2 (x w^T)^T x.
  *
  *   build/examples/03_autograd --ranks 4          Read next: examples/04_data_parallel.c. */
 #include "dtensor/ops/dt_ops.h"

@@ -36,7 +36,8 @@ typedef struct train_config {
 /* Parse and check. *done: the command line asked for something that is finished now (--help,
  * --print-config), printed to `out` (NULL: this rank does not print). Errors: DT_ERR_ARG names
  * the key and what is legal. */
-dt_status train_config_parse(int argc, char **argv, FILE *out, train_config *config_out, bool *done);
+dt_status train_config_parse(int argc, char **argv, FILE *out, train_config *config_out,
+                             bool *done);
 void train_config_free(train_config *config);
 /* What can only be checked when the number of ranks is known. */
 dt_status train_config_check_ranks(const train_config *config, int nranks);

@@ -79,8 +79,9 @@ enum { DT_FLOPS_TEXT = 400 };
 const char *dt_flops_print(const dt_flops *flops, double peak_flops, char *buf, size_t size_bytes);
 
 /* dt_peak_flops_sync - FLOP/s of all ranks of comm together.
- *   in   per_rank   of one rank, as its maker says; 0: measured, all ranks at the same time, so that ranks which share cores
- *                   measure what they really get: the best of 8 spells of 25 ms of f32 products
+ *   in   per_rank   of one rank, as its maker says; 0: measured, all ranks at the same time, so
+ *                   that ranks which share cores measure what they really get: the best of 8 spells
+ *                   of 25 ms of f32 products
  * Collective: comm, two scalar all-reduces.   Blocks: yes, about 0.2 s when measuring. */
 DT_NODISCARD dt_status dt_peak_flops_sync(dt_comm *comm, double per_rank, double *peak_out);
 

@@ -64,8 +64,9 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* FLOP/s of the best of WINDOWS spells, after one product that does not count. A spell is long enough that ranks which share
- * a core have all had their turns; the best one is that with the least going on besides. */
+/* FLOP/s of the best of WINDOWS spells, after one product that does not count. A spell is long
+ * enough that ranks which share a core have all had their turns; the best one is that with the
+ * least going on besides. */
 static dt_status measure(double *flops_out)
 {
     enum { SIZE = 512, WINDOWS = 8 };

@@ -1,4 +1,5 @@
-/* models/config.c - Hugging Face's config.json to a model. What the models cannot do is refused by name. */
+/* models/config.c - Hugging Face's config.json to a model. What the models cannot do is refused by
+ * name. */
 #include "base/dt_json.h"
 #include "models/dt_models.h"
 

@@ -1,4 +1,5 @@
-/* models/decoder.c - the frame that Llama and GPT-2 share: embedding, a sequence of blocks, norm, head with loss. */
+/* models/decoder.c - the frame that Llama and GPT-2 share: embedding, blocks, norm, head with
+ * loss. */
 #include "models/dt_models.h"
 #include "models/models_internal.h"
 

@@ -2,8 +2,8 @@
  *
  *     x = wte(ids) + wpe(positions); x = block_i(x) ...; logits = ln_f(x) wte^T
  *
- * Initial values: 0.02, and 0.02 / sqrt(2 layers) for the projections that add to the residual stream.
- * Source: Radford et al. 2019. Read first: models/llama.c. */
+ * Initial values: 0.02, and 0.02 / sqrt(2 layers) for the projections that add to the residual
+ * stream. Source: Radford et al. 2019. Read first: models/llama.c. */
 #include "models/dt_models.h"
 #include "models/models_internal.h"
 

@@ -21,8 +21,8 @@ dt_status test_untrue(const char *file, int line, const char *func, const char *
 
 dt_status test_expect(dt_status got, dt_status want, const char *text, const char *call)
 {
-    DT_REQUIRE(got == want, DT_ERR_STATE, "%s gave '%s', wanted '%s': %s", call, dt_status_string(got),
-               dt_status_string(want), dt_error_trace());
+    DT_REQUIRE(got == want, DT_ERR_STATE, "%s gave '%s', wanted '%s': %s", call,
+               dt_status_string(got), dt_status_string(want), dt_error_trace());
     DT_REQUIRE(want == DT_OK || strstr(dt_error_trace(), text), DT_ERR_STATE,
                "%s: message lacks '%s': %s", call, text, dt_error_trace());
     dt_error_clear();

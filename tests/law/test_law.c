@@ -26,7 +26,8 @@ START_TEST(n_ranks_are_one)
 }
 END_TEST
 
-/* With dropout on: masks belong to samples, not to ranks or microbatches, so the law holds as it does without. */
+/* With dropout on: masks belong to samples, not to ranks or microbatches, so the law holds as it
+ * does without. */
 START_TEST(dropout_is_the_same_on_any_mesh)
 {
     static const law_case layouts[] = {{.ranks = 1, .micro_batch = 1},
