@@ -64,8 +64,6 @@ typedef struct dt_op {
     bool handles_half;                    /* functions take bf16 and f16 arrays as they are */
     /* NULL: dtype of operand 0's (first float) */
     dt_dtype (*out_dtype)(const void *attr, dt_dtype in0);
-    /* communicates: runs `forward` also where local parts are empty */
-    bool collective;
     /* one output, dear to compute: a selective recompute keeps it, with the extras */
     bool keep;
 } dt_op;

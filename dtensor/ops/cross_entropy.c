@@ -154,8 +154,7 @@ const dt_op dt_op_cross_entropy = {.name = "cross_entropy",
                                    .backward = backward,
                                    .no_grad_in = 1u << 1,
                                    .saves = {DT_SAVE_IN(0) | DT_SAVE_IN(1)},
-                                   .out_dtype = dti_loss_dtype,
-                                   .collective = true};
+                                   .out_dtype = dti_loss_dtype};
 
 dt_tensor *(dt_cross_entropy)(dt_tape *t, dt_tensor *logits, dt_tensor *targets,
                               const dt_cross_entropy_options *options)

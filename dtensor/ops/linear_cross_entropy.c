@@ -164,8 +164,7 @@ const dt_op dt_op_linear_cross_entropy = {.name = "linear_cross_entropy",
                                           .forward = forward,
                                           .backward = backward,
                                           .no_grad_in = 1u << TARGETS,
-                                          .out_dtype = dti_loss_dtype,
-                                          .collective = true};
+                                          .out_dtype = dti_loss_dtype};
 
 dt_tensor *(dt_linear_cross_entropy)(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *targets,
                                      const dt_cross_entropy_options *options)
