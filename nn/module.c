@@ -74,6 +74,17 @@ const char *dt_module_kind_name(const dt_module *m)
 
 /* ---- building ---- */
 
+/* Room for n more parameters in the lists of m and of all above, so that dt_module_params cannot
+ * fail. */
+static dt_status make_room(dt_module *m, int64_t n)
+{
+    for (; m; m = m->parent) {
+        DT_TRY(dt_grow((void **)&m->params, &m->param_capacity, m->nbelow + n, sizeof *m->params));
+        m->nbelow += n;
+    }
+    return DT_OK;
+}
+
 dt_status dt_module_add(dt_module *m, const char *name, dt_module *child)
 {
     DT_REQUIRE(!child->parent, DT_ERR_ARG, "module '%s' has a parent already", name);
@@ -84,6 +95,7 @@ dt_status dt_module_add(dt_module *m, const char *name, dt_module *child)
         DT_REQUIRE(strcmp(m->child[i]->name, name) != 0, DT_ERR_ARG, "two children named '%s'",
                    name);
     DT_TRY(dt_grow((void **)&m->child, &m->child_capacity, m->nchildren + 1, sizeof *m->child));
+    DT_TRY(make_room(m, child->nbelow));
     child->name = strdup(name);
     DT_REQUIRE(child->name, DT_ERR_NOMEM, "a name");
     child->parent = m;
@@ -95,6 +107,7 @@ dt_status dt_module_tie(dt_module *m, const char *name, dt_param *param)
 {
     DT_REQUIRE(!dt_module_param(m, name), DT_ERR_ARG, "two parameters named '%s'", name);
     DT_TRY(dt_grow((void **)&m->slot, &m->slot_capacity, m->nslots + 1, sizeof *m->slot));
+    DT_TRY(make_room(m, 1));
     char *copy = strdup(name);
     DT_REQUIRE(copy, DT_ERR_NOMEM, "a name");
     m->slot[m->nslots++] = (dti_slot){copy, param};
@@ -236,30 +249,25 @@ dt_param *dt_module_param(dt_module *m, const char *name)
     return NULL;
 }
 
-/* Append the parameters below `from` to m->params, each once; false when memory ends. */
-static bool collect(dt_module *m, const dt_module *from, int64_t *n)
+/* Append the parameters below `from` to m->params, each once. */
+static void collect(dt_module *m, const dt_module *from, int *n)
 {
     for (int64_t i = 0; i < from->nslots; i++) {
         bool seen = false;
-        for (int64_t k = 0; k < *n && !seen && from->slot[i].param->users > 1; k++)
+        for (int k = 0; k < *n && !seen && from->slot[i].param->users > 1; k++)
             seen = m->params[k] == from->slot[i].param;
-        if (seen)
-            continue;
-        if (dt_grow((void **)&m->params, &m->param_capacity, *n + 1, sizeof(dt_param *)) != DT_OK)
-            return false;
-        m->params[(*n)++] = from->slot[i].param;
+        if (!seen)
+            m->params[(*n)++] = from->slot[i].param;
     }
-    for (int64_t i = 0; i < from->nchildren; i++) {
-        if (!collect(m, from->child[i], n))
-            return false;
-    }
-    return true;
+    for (int64_t i = 0; i < from->nchildren; i++)
+        collect(m, from->child[i], n);
 }
 
 dt_param *const *dt_module_params(dt_module *m, int *n_out)
 {
-    int64_t n = 0;
-    *n_out = collect(m, m, &n) ? (int)n : 0;
+    int n = 0;
+    collect(m, m, &n);
+    *n_out = n;
     return m->params;
 }
 

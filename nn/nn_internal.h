@@ -25,7 +25,7 @@ struct dt_module {
     dti_slot *slot;
     int64_t nslots, slot_capacity;
     dt_param **params; /* dt_module_params: gathered anew at each call */
-    int64_t param_capacity;
+    int64_t nbelow, param_capacity; /* slots at or below; room in params */
     dti_transform *transform;
     int64_t ntransforms, transform_capacity;
     dt_lifetime *lifetime;
@@ -44,3 +44,6 @@ dt_values dti_module_run_recomputed(dt_module *m, dt_tape *t, const dt_values *i
  * hooks. */
 int dti_mark_begin(dt_module *m, dt_tape *t);
 void dti_mark_end(dt_module *m, dt_tape *t, int begin, const dt_values *out);
+
+/* The first n children, linear layers, on one input. */
+void dti_linears(dt_module *m, int n, dt_tape *t, dt_tensor *x, dt_tensor **out);
