@@ -8,6 +8,7 @@
  * Sources: Touvron et al. 2023 (Llama), Ainslie et al. 2023 (grouped queries), Radford et al. 2019
  * (GPT-2). */
 #include "nn/dt_layers.h"
+#include "nn/nn_internal.h"
 
 #include <stdio.h>
 
@@ -35,11 +36,11 @@ static dt_values llama_forward(dt_module *m, dt_tape *t, const dt_values *in)
     const dt_attention_layer_options *o = dt_module_state(m);
     char sizes[32];
     (void)snprintf(sizes, sizeof sizes, "d=%lld", (long long)o->head_dim);
-    dt_tensor *head[3]; /* q, k, v */
+    dt_tensor *y[3], *head[3]; /* q, k, v */
+    dti_linears(m, 3, t, in->value[0], y);
     for (int i = 0; i < 3; i++) {
-        dt_tensor *y = dt_module_call1(dt_module_child(m, i), t, in->value[0]);
-        head[i] = dt_rearrange(t, y, "b s (h d) -> b h s d", sizes);
-        dt_tensor_drop(y);
+        head[i] = dt_rearrange(t, y[i], "b s (h d) -> b h s d", sizes);
+        dt_tensor_drop(y[i]);
     }
     dt_tensor *q = dt_rope(t, head[0], NULL, o->rope_theta);
     dt_tensor *k = dt_rope(t, head[1], NULL, o->rope_theta);
@@ -128,9 +129,10 @@ fail:
 static dt_values swiglu_forward(dt_module *m, dt_tape *t, const dt_values *in)
 {
     const double *dropout = dt_module_state(m);
-    dt_tensor *gate = dt_module_call1(dt_module_child(m, 0), t, in->value[0]);
-    dt_tensor *up = dt_module_call1(dt_module_child(m, 1), t, in->value[0]);
-    dt_tensor *y = dt_module_call1(dt_module_child(m, 2), t, dt_swiglu(t, gate, up));
+    dt_tensor *hidden[2]; /* gate, up */
+    dti_linears(m, 2, t, in->value[0], hidden);
+    dt_tensor *y =
+        dt_module_call1(dt_module_child(m, 2), t, dt_swiglu(t, hidden[0], hidden[1]));
     return one(dt_dropout(t, y, *dropout));
 }
 

@@ -1,6 +1,7 @@
 /* nn/layers.c - linear, embedding, norms, the residual block, the head with its loss.
  * Read next: nn/attention.c. */
 #include "nn/dt_layers.h"
+#include "nn/nn_internal.h"
 
 static dt_values one(dt_tensor *x)
 {
@@ -33,17 +34,66 @@ dt_status dt_layer_group(dt_module **module_out)
 
 /* ---- linear ---- */
 
+typedef struct linear_state {
+    dt_linear_options options; /* first: what dt_module_state gives */
+    bool overlap, rows;
+    int axis;
+} linear_state;
+
+void dt_layer_linear_overlap(dt_module *linear, int axis, bool rows)
+{
+    linear_state *s = dt_module_state(linear);
+    s->overlap = axis >= 0;
+    s->axis = axis;
+    s->rows = rows;
+}
+
+static bool gathers(const dt_module *m)
+{
+    const linear_state *s = m->state;
+    return s->overlap && !s->rows && m->nlifetimes == 0 && m->ntransforms == 0;
+}
+
+void dti_linears(dt_module *m, int n, dt_tape *t, dt_tensor *x, dt_tensor **out)
+{
+    bool together = true;
+    dt_tensor *w[DT_OVERLAP_MOST], *b[DT_OVERLAP_MOST];
+    for (int i = 0; i < n; i++)
+        together = together && n <= DT_OVERLAP_MOST && gathers(m->child[i]);
+    for (int i = 0; i < n; i++) {
+        if (!together) {
+            out[i] = dt_module_call1(m->child[i], t, x);
+            continue;
+        }
+        w[i] = weight(m->child[i], "weight");
+        b[i] = weight(m->child[i], "bias");
+    }
+    if (together) {
+        const linear_state *s = m->child[0]->state;
+        const dt_overlap_options o = {s->axis, n, s->options.in_out};
+        dt_gather_linear(t, x, &o, w, b, out);
+    }
+}
+
 static dt_values linear_forward(dt_module *m, dt_tape *t, const dt_values *in)
 {
-    const dt_linear_options *o = dt_module_state(m);
-    dt_tensor *w = weight(m, "weight"), *b = weight(m, "bias");
+    const linear_state *s = dt_module_state(m);
+    const dt_linear_options *o = &s->options;
+    const dt_overlap_options overlap = {s->axis, 1, o->in_out};
+    dt_tensor *w = weight(m, "weight"), *b = weight(m, "bias"), *y = NULL;
+    if (s->overlap && s->rows)
+        return one(dt_linear_scatter(t, in->value[0], &overlap, w, b));
+    if (s->overlap) {
+        dt_gather_linear(t, in->value[0], &overlap, &w, &b, &y);
+        return one(y);
+    }
     return one(o->in_out ? dt_linear_in_out(t, in->value[0], w, b)
                          : dt_linear(t, in->value[0], w, b));
 }
 
 dt_status dt_layer_linear(const dt_linear_options *o, dt_module **module_out)
 {
-    static const dt_module_kind kind = {"linear", sizeof(dt_linear_options), linear_forward};
+    static const dt_module_kind kind = {"linear", sizeof(linear_state), linear_forward};
     const dt_init normal = {DT_INIT_NORMAL, o->std}, zeros = {DT_INIT_ZEROS, 0};
     const dt_shape out = o->split.ndim ? o->split : DT_SHAPE(o->out);
     dt_shape w = DT_SHAPE(o->out, o->in);
@@ -56,7 +106,7 @@ dt_status dt_layer_linear(const dt_linear_options *o, dt_module **module_out)
     dt_module *m = NULL;
     dt_status st = DT_OK;
     DT_TRY(dt_module_create(&kind, &m));
-    *(dt_linear_options *)dt_module_state(m) = *o;
+    ((linear_state *)dt_module_state(m))->options = *o;
     DT_TRY_TO(fail, st, dt_module_add_param(m, "weight", w, &file_w, normal, NULL));
     if (o->bias)
         DT_TRY_TO(fail, st, dt_module_add_param(m, "bias", out, &file_b, zeros, NULL));
@@ -187,7 +237,8 @@ static dt_values head_forward(dt_module *m, dt_tape *t, const dt_values *in)
     if (in->n < 2 || !in->value[1])
         return one(dt_linear(t, x, w, NULL));
     if (s->gather)
-        return one(dt_cross_entropy(t, gathered(t, dt_linear(t, x, w, NULL)), in->value[1], &s->loss));
+        return one(
+            dt_cross_entropy(t, gathered(t, dt_linear(t, x, w, NULL)), in->value[1], &s->loss));
     return one(dt_linear_cross_entropy(t, x, w, in->value[1], &s->loss));
 }
 

@@ -48,16 +48,22 @@ typedef struct dt_tp_plan {
     const dt_tp_rule *rule;
     bool sequence;      /* what "seq" means */
     bool keep_gathered; /* see below */
+    bool overlap;       /* see below */
     bool stage;         /* m is a part of the model (a pipeline stage): rows may match nothing */
 } dt_tp_plan;
 
 /* What an `in` gathers is not saved for backward but gathered again there (dt_tensor_regather): under
  * sequence parallelism activations then take 1/t of the memory, for two all-gathers a layer more,
- * unless keep_gathered. */
+ * unless keep_gathered.
+ *
+ * `overlap`, under sequence parallelism: linear layers communicate while they compute, in pieces round
+ * a ring (dt_gather_linear, dt_linear_scatter). Columns gather their own input, so a BORDER's `in`
+ * "R" does nothing: only linear layers may stand behind it. Same bytes, sent point to point. Needs
+ * one axis, hence key/value heads that divide. */
 
 /* dt_parallelize_module - apply a plan to the modules below m; changes it in place.
  *   in   axes   "tp", or a nest "tp_kv,tp_rep" of the same ranks (dt_tp_axes)
- * Collective: no.   Cost: what dt_tp_print shows; for parameters none: they are not made yet.
+ * Collective: with `overlap`, over the axis; else no.   Cost: what dt_tp_print shows; for parameters none: they are not made yet.
  * Gradient: everything replicated over the axes whose gradient arises as P is reduced once a step
  * by dt_module_reduce_grads; nothing needs to be flagged.
  * Errors: DT_ERR_ARG for a pattern that matches nothing (lists near names), a module matched twice,

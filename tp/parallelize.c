@@ -192,6 +192,9 @@ static const char *out_of(const dt_tp_rule *r)
 
 static dt_status check(job *j)
 {
+    DT_REQUIRE(!j->plan->overlap || (j->plan->sequence && j->axes.n == 1), DT_ERR_UNSUPPORTED,
+               "overlapped tensor parallelism needs sequence parallelism and one axis, that is, "
+               "key/value heads that divide by its size");
     for (int i = 0; i < j->plan->nrules; i++) {
         const dt_tp_rule *r = &j->plan->rule[i];
         DT_TRY(match(j, r));
@@ -205,6 +208,15 @@ static dt_status check(job *j)
     return DT_OK;
 }
 
+/* A linear layer that gathers its input or scatters its output along the sequence. */
+static bool overlaps(const entry *e)
+{
+    const char *out = out_of(e->rule);
+    const bool columns = e->rule->style == DT_TP_COLWISE || e->rule->style == DT_TP_COLWISE_OUTER;
+    const bool rows = e->rule->style == DT_TP_ROWWISE && strcmp(out, "seq") == 0;
+    return strcmp(dt_module_kind_name(e->m), "linear") == 0 && (columns || rows);
+}
+
 static dt_status apply(job *j)
 {
     DT_TRY(check(j));
@@ -214,6 +226,10 @@ static dt_status apply(job *j)
             continue;
         DT_TRY(place_params(j, e, false));
         const char *in = in_of(e->rule), *out = out_of(e->rule);
+        if (j->plan->overlap && overlaps(e))
+            dt_layer_linear_overlap(e->m, j->axes.axis[0], e->rule->style == DT_TP_ROWWISE);
+        if (j->plan->overlap && in && e->rule->style == DT_TP_BORDER && strcmp(in, "R") == 0)
+            in = NULL; /* the products behind it gather what they need */
         const bool f = e->rule->style != DT_TP_SEQUENCE;
         if (out && strcmp(dt_module_kind_name(e->m), "lm_head") == 0)
             dt_layer_lm_head_gather(e->m, true);
@@ -255,6 +271,9 @@ dt_status dt_parallelize_module(dt_module *m, dt_mesh *mesh, const char *axes,
     dt_status st = collect(&j, m);
     if (st == DT_OK)
         st = apply(&j);
+    dt_comm *ring = NULL; /* made here, not in the first step */
+    if (st == DT_OK && plan->overlap)
+        st = dt_mesh_comm(mesh, 1, j.axes.axis, DT_OVERLAP_CHANNEL, &ring);
     free(j.entry);
     if (st != DT_OK)
         return dt_error_push(st, __FILE__, __LINE__, __func__);

@@ -58,6 +58,7 @@ dt_status model_case_lay_out(const model_case *c, const dt_tp_plan *plan, dt_wor
     DT_TRY(dt_mesh_create(world, device, &options, mesh));
     dt_tp_plan usual = dt_model_tp_plan(&facts, c->vocab_as, c->sp);
     usual.keep_gathered = c->keep_gathered;
+    usual.overlap = c->overlap;
     DT_TRY(dt_parallelize_module(*model, *mesh, names, plan ? plan : &usual));
     DT_TRY(dt_module_materialize(*model, *mesh, 11));
     return DT_OK;

@@ -9,7 +9,7 @@ typedef struct model_case {
     int64_t vocab;
     int dp, tp;
     dt_tp_vocab vocab_as;
-    bool sp, keep_gathered;
+    bool sp, keep_gathered, overlap;
 } model_case;
 
 /* Models 0..2: llama, llama with tied weights, GPT-2. 2 layers, batch 5, sequence 7, vocabulary 13, one rank. */

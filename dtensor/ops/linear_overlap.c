@@ -1,0 +1,368 @@
+/* dtensor/ops/linear_overlap.c - linear layers that communicate while they compute, for sequence parallelism.
+ *
+ *     gather_linear    y_i = (all-gathered x) w_i^T + b_i    x S(1) on the axis, w_i and b_i split along outputs
+ *     linear_scatter   y = reduce-scattered (x w^T) + b      x and w split along what is summed; y S(1) on the axis
+ *
+ * What moves goes round a ring of the axis's ranks in pieces of the sequence, the pieces that S(1) gives; while one is on
+ * its way, the product of the one before is computed. Each is the other's adjoint:
+ *
+ *     gather_linear    forward: gather x          backward: gather x again for dw_i; scatter dx = sum of dy_i w_i
+ *     linear_scatter   forward: scatter x w^T     backward: gather dy for dx = dy w and dw = dy^T x
+ *
+ * Bytes are those of the collectives, (t-1)/t of the whole each; sums are taken in the order of the ring, which starts
+ * elsewhere for each piece. f64 or f32 inside.
+ * Rule: that of linear on the gathered x; linear_scatter makes P on the axis S(1). b of linear_scatter is added by the owner
+ * of a position, so its gradient is P.
+ * Sources: Wang et al. 2023, "Overlap communication with dependent computation via decomposition". */
+#include "array/dt_matmul.h"
+#include "dtensor/ops/ops_internal.h"
+#include "dtensor/ops/ring_internal.h"
+
+enum { MOST = DT_OVERLAP_MOST, X = 0 };
+#define W(i) (1 + 2 * (i))
+#define B(i) (2 + 2 * (i))
+
+typedef struct attributes {
+    int axis, n; /* n weights */
+    bool in_out; /* weights [k, n] */
+} attributes;
+
+static uint64_t key(const void *a)
+{
+    const attributes *attr = a;
+    return (uint64_t)(attr->axis * 16 + attr->n * 2 + attr->in_out);
+}
+
+/* ---- rules ---- */
+
+static dt_status infer_linear(const dt_rule *r, const dt_layout *x, int i, dt_rule *one)
+{
+    static const char *const spec[] = {"...k,kn+n->...n", "...k,kcn+cn->...cn",
+                                       "...k,kchd+chd->...chd"};
+    const attributes *attr = r->attr;
+    const int ndim = r->in[W(i)]->shape.ndim;
+    DT_REQUIRE(ndim >= 2 && ndim <= (attr->in_out ? 4 : 2), DT_ERR_SHAPE, "%s: w has %d dims",
+               r->name, ndim);
+    *one = (dt_rule){
+        .name = r->name, .linear = 7, .nin = 3, .nout = 1, .in = {x, r->in[W(i)], r->in[B(i)]}};
+    return dt_rule_letters(one, attr->in_out ? spec[ndim - 2] : "...k,nk+n->...n", NULL);
+}
+
+static bool is_split(const dt_layout *x, int axis, int dim)
+{
+    const dt_placement at = dt_layout_at(x, axis);
+    return at.kind == DT_SHARD && at.dim == dim && dt_layout_depth(x, axis) == x->nsplit[dim] - 1;
+}
+
+static dt_status infer_gather(dt_rule *r)
+{
+    const attributes *attr = r->attr;
+    dt_layout x = *r->in[X];
+    DT_REQUIRE(x.shape.ndim == 3 && is_split(&x, attr->axis, 1), DT_ERR_PLACEMENT,
+               "%s: x must be [B, S, k], S(1) on %s, innermost", r->name, x.grid->name[attr->axis]);
+    dt_layout_clear(&x, attr->axis);
+    for (int i = 0; i < attr->n; i++) {
+        dt_rule one;
+        DT_TRY(infer_linear(r, &x, i, &one));
+        DT_REQUIRE(dt_layout_at(&one.out[0], attr->axis).kind == DT_SHARD, DT_ERR_PLACEMENT,
+                   "%s: weights must be split along outputs on %s", r->name,
+                   x.grid->name[attr->axis]);
+        r->out[i] = one.out[0];
+    }
+    return DT_OK;
+}
+
+static dt_status infer_scatter(dt_rule *r)
+{
+    const attributes *attr = r->attr;
+    dt_rule one;
+    DT_TRY(infer_linear(r, r->in[X], 0, &one));
+    DT_REQUIRE(r->in[X]->shape.ndim == 3 &&
+                   dt_layout_at(&one.out[0], attr->axis).kind == DT_PARTIAL &&
+                   one.out[0].shape.ndim == 3,
+               DT_ERR_PLACEMENT, "%s: x [B, S, k] and w must be split along k on %s", r->name,
+               r->in[X]->grid->name[attr->axis]);
+    DT_REQUIRE(!r->in[B(0)] || dt_layout_at(r->in[B(0)], attr->axis).kind == DT_REPLICATE,
+               DT_ERR_PLACEMENT, "%s: the bias must be R on %s", r->name,
+               r->in[X]->grid->name[attr->axis]);
+    r->out[0] = one.out[0];
+    dt_layout_clear(&r->out[0], attr->axis);
+    dt_layout_shard(&r->out[0], attr->axis, 1);
+    return DT_OK;
+}
+
+/* ---- products of a piece ---- */
+
+/* What the four uses share: weight i between whole arrays and pieces. */
+typedef struct job {
+    dti_ring g;
+    dt_op_call *c;
+    bool in_out;
+    int n; /* weights */
+} job;
+
+static int64_t outputs(const job *j, const dt_array *w)
+{
+    return j->in_out ? dt_shape_inner(w->shape, 0) : w->shape.dim[0];
+}
+
+static int64_t inputs(const job *j, const dt_array *w)
+{
+    return j->in_out ? w->shape.dim[0] : w->shape.dim[1];
+}
+
+static char *row(const dt_array *a, int64_t at, int64_t width)
+{
+    char *data = dt_array_data(a);
+    return data ? data + at * width * (int64_t)dt_dtype_size(a->dtype) : NULL;
+}
+
+/* c = a w^T (or a w: `back`) + beta c for all of the batch; rows from row `a_at`, `c_at` of sequences that are a_rows and
+ * c_rows long. */
+typedef struct span {
+    const dt_array *array;
+    int64_t at, rows;
+} span;
+
+static dt_status times_weight(const job *j, span a, const dt_array *w, bool back, span c, int64_t m,
+                              double beta)
+{
+    const int64_t k = back ? outputs(j, w) : inputs(j, w), n = back ? inputs(j, w) : outputs(j, w);
+    return dt_matmul_run(&(dt_matmul_args){.dtype = w->dtype,
+                                           .dtype_c = w->dtype,
+                                           .trans_b = back == j->in_out,
+                                           .batch = j->g.batch,
+                                           .m = m,
+                                           .n = n,
+                                           .k = k,
+                                           .a = row(a.array, a.at, k),
+                                           .b = dt_array_data(w),
+                                           .c = row(c.array, c.at, n),
+                                           .stride_a = a.rows * k,
+                                           .stride_c = c.rows * n,
+                                           .alpha = 1,
+                                           .beta = beta});
+}
+
+/* dw += dy^T x (or x^T dy), sequence by sequence. */
+static dt_status add_weight_gradient(const job *j, span x, span dy, dt_array *dw, int64_t rows)
+{
+    const int64_t k = inputs(j, dw), n = outputs(j, dw);
+    for (int64_t b = 0; b < j->g.batch; b++) {
+        const void *xb = row(x.array, b * x.rows + x.at, k),
+                   *yb = row(dy.array, b * dy.rows + dy.at, n);
+        DT_TRY(dt_matmul_run(&(dt_matmul_args){.dtype = dw->dtype,
+                                               .dtype_c = dw->dtype,
+                                               .trans_a = true,
+                                               .batch = 1,
+                                               .m = j->in_out ? k : n,
+                                               .n = j->in_out ? n : k,
+                                               .k = rows,
+                                               .a = j->in_out ? xb : yb,
+                                               .b = j->in_out ? yb : xb,
+                                               .c = dt_array_data(dw),
+                                               .alpha = 1,
+                                               .beta = 1}));
+    }
+    return DT_OK;
+}
+
+/* y [.., n]: b in every row. */
+static void repeat_bias(const dt_op_call *c, const dt_array *b, dt_array *y)
+{
+    const int64_t n = dt_array_count(b), rows = n ? dt_array_count(y) / n : 0;
+    if (rows == 0)
+        return;
+    dti_math(c)->strided(&(dt_strided_args){.elem_bytes = (int64_t)dt_dtype_size(y->dtype),
+                                            .ndim = 2,
+                                            .size = {rows, n},
+                                            .stride = {0, 1},
+                                            .src = dt_array_data(b),
+                                            .dst = dt_array_data(y)});
+}
+
+/* `whole`: of what is gathered or scattered, as this rank has it apart from the axis. */
+static dt_status start(dt_op_call *c, const dt_layout *whole, job *j)
+{
+    const attributes *attr = c->attr;
+    *j = (job){.c = c, .in_out = attr->in_out, .n = attr->n};
+    const dt_shape local = dt_mesh_local(whole, NULL);
+    return dti_ring_open(c, attr->axis, local.dim[0], local.dim[1], &j->g);
+}
+
+static span part(const job *j, const dt_array *whole, dti_piece p)
+{
+    return (span){whole, p.lo, j->g.sequence};
+}
+
+static span all(const dt_array *piece)
+{
+    return (span){piece, 0, piece->shape.dim[1]};
+}
+
+/* No gradient may have reached one of several outputs. */
+static void bias_gradient(const dt_op_call *c, const dt_array *dy, dt_array *db)
+{
+    if (!dy->storage) {
+        dt_array_zero(db);
+        return;
+    }
+    const int64_t n = dt_array_count(db), rows = n ? dt_array_count(dy) / n : 0;
+    dti_math(c)->sum(dy->dtype, 1, rows, n, dt_array_data(dy), dt_array_data(db));
+}
+
+/* ---- gather_linear ---- */
+
+static dt_status outputs_of_piece(void *arg, dti_piece p, dt_array *x)
+{
+    const job *j = arg;
+    for (int i = 0; i < j->n; i++)
+        DT_TRY(times_weight(j, all(x), &j->c->in[W(i)], false, part(j, &j->c->out[i], p),
+                            p.hi - p.lo, j->c->in[B(i)].storage ? 1 : 0));
+    return DT_OK;
+}
+
+static dt_status gather_forward(dt_op_call *c)
+{
+    job j;
+    DT_TRY(start(c, c->out_layout[0], &j));
+    for (int i = 0; i < j.n; i++) {
+        if (c->in[B(i)].storage)
+            repeat_bias(c, &c->in[B(i)], &c->out[i]);
+    }
+    DT_TRY(dti_ring_gather(&j.g, &c->in[X], outputs_of_piece, &j));
+    return DT_OK;
+}
+
+static dt_status weight_gradients_of_piece(void *arg, dti_piece p, dt_array *x)
+{
+    const job *j = arg;
+    for (int i = 0; i < j->n; i++) {
+        if ((j->c->need >> W(i) & 1) && j->c->dout[i].storage)
+            DT_TRY(add_weight_gradient(j, all(x), part(j, &j->c->dout[i], p), &j->c->din[W(i)],
+                                       p.hi - p.lo));
+    }
+    return DT_OK;
+}
+
+static dt_status input_gradient_of_piece(void *arg, dti_piece p, dt_array *dx)
+{
+    const job *j = arg;
+    dt_array_zero(dx);
+    for (int i = 0; i < j->n; i++) {
+        if (j->c->dout[i].storage)
+            DT_TRY(times_weight(j, part(j, &j->c->dout[i], p), &j->c->in[W(i)], true, all(dx),
+                                p.hi - p.lo, 1));
+    }
+    return DT_OK;
+}
+
+static dt_status gather_backward(dt_op_call *c)
+{
+    job j;
+    bool weights = false;
+    DT_TRY(start(c, c->out_layout[0], &j));
+    for (int i = 0; i < j.n; i++) {
+        if (c->need >> W(i) & 1)
+            dt_array_zero(&c->din[W(i)]);
+        if (c->need >> B(i) & 1)
+            bias_gradient(c, &c->dout[i], &c->din[B(i)]);
+        weights = weights || (c->need >> W(i) & 1);
+    }
+    if (c->need >> X & 1)
+        DT_TRY(dti_ring_scatter(&j.g, input_gradient_of_piece, &j, &c->din[X]));
+    if (weights)
+        DT_TRY(dti_ring_gather(&j.g, &c->in[X], weight_gradients_of_piece, &j));
+    return DT_OK;
+}
+
+/* ---- linear_scatter ---- */
+
+static dt_status terms_of_piece(void *arg, dti_piece p, dt_array *y)
+{
+    const job *j = arg;
+    return times_weight(j, part(j, &j->c->in[X], p), &j->c->in[W(0)], false, all(y), p.hi - p.lo,
+                        0);
+}
+
+static dt_status scatter_forward(dt_op_call *c)
+{
+    job j;
+    dt_array *bias;
+    DT_TRY(start(c, c->in_layout[X], &j));
+    DT_TRY(dti_ring_scatter(&j.g, terms_of_piece, &j, &c->out[0]));
+    if (c->in[B(0)].storage) {
+        DT_TRY(dt_op_scratch(c, c->out[0].dtype, c->out[0].shape, &bias));
+        repeat_bias(c, &c->in[B(0)], bias);
+        dt_array_add_into(&c->out[0], bias);
+    }
+    return DT_OK;
+}
+
+static dt_status gradients_of_piece(void *arg, dti_piece p, dt_array *dy)
+{
+    const job *j = arg;
+    dt_op_call *c = j->c;
+    if (c->need >> X & 1)
+        DT_TRY(
+            times_weight(j, all(dy), &c->in[W(0)], true, part(j, &c->din[X], p), p.hi - p.lo, 0));
+    if (c->need >> W(0) & 1)
+        DT_TRY(add_weight_gradient(j, part(j, &c->in[X], p), all(dy), &c->din[W(0)], p.hi - p.lo));
+    return DT_OK;
+}
+
+static dt_status scatter_backward(dt_op_call *c)
+{
+    job j;
+    DT_TRY(start(c, c->in_layout[X], &j));
+    if (c->need >> W(0) & 1)
+        dt_array_zero(&c->din[W(0)]);
+    if (c->need >> B(0) & 1)
+        bias_gradient(c, &c->dout[0], &c->din[B(0)]);
+    if (c->need & (1u << X | 1u << W(0)))
+        DT_TRY(dti_ring_gather(&j.g, &c->dout[0], gradients_of_piece, &j));
+    return DT_OK;
+}
+
+/* ---- the ops ---- */
+
+static const dt_op gather_op = {.name = "gather_linear",
+                                .infer = infer_gather,
+                                .key = key,
+                                .nin = 1 + 2 * MOST,
+                                .nout = MOST,
+                                .linear = 0,
+                                .attr_bytes = sizeof(attributes),
+                                .forward = gather_forward,
+                                .backward = gather_backward,
+                                .saves = {DT_SAVE_IN(W(0)) | DT_SAVE_IN(W(1)) | DT_SAVE_IN(W(2)),
+                                          DT_SAVE_IN(X), 0, DT_SAVE_IN(X), 0, DT_SAVE_IN(X)}};
+static const dt_op scatter_op = {.name = "linear_scatter",
+                                 .infer = infer_scatter,
+                                 .key = key,
+                                 .nin = 3,
+                                 .nout = 1,
+                                 .attr_bytes = sizeof(attributes),
+                                 .forward = scatter_forward,
+                                 .backward = scatter_backward,
+                                 .saves = {DT_SAVE_IN(W(0)), DT_SAVE_IN(X)}};
+
+void(dt_gather_linear)(dt_tape *t, dt_tensor *x, const dt_overlap_options *o, dt_tensor *const *w,
+                       dt_tensor *const *b, dt_tensor **out)
+{
+    const attributes attr = {o->axis, o->n, o->in_out};
+    dt_tensor *in[1 + 2 * MOST] = {x};
+    for (int i = 0; i < o->n; i++) {
+        in[W(i)] = w[i];
+        in[B(i)] = b[i];
+    }
+    dt_op_apply_n(t, &gather_op, &attr, 1 + 2 * o->n, in, o->n, out);
+}
+
+dt_tensor *(dt_linear_scatter)(dt_tape *t, dt_tensor *x, const dt_overlap_options *o, dt_tensor *w,
+                               dt_tensor *b)
+{
+    const attributes attr = {o->axis, 1, o->in_out};
+    dt_tensor *const in[] = {x, w, b};
+    return dt_op_apply(t, &scatter_op, &attr, 3, in);
+}

@@ -1,0 +1,174 @@
+/* tests/tp/test_overlap.c - overlapped tensor parallelism: the results of plain sequence parallelism within the law, the same
+ * bytes, and products that run while pieces are under way. */
+#include "tests/harness.h"
+#include "tests/tp/model_case.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_GRADS = 40000 };
+
+typedef struct outcome {
+    double loss;
+    int64_t bytes, sends;
+    float grad[MAX_GRADS]; /* whole, of all parameters, one after the other */
+    int64_t count;
+    int overlapped,
+        rings; /* products begun between the issue of a piece and its arrival; sends issued */
+} outcome;
+
+typedef struct job {
+    const model_case *c;
+    outcome *outcome;
+} job;
+
+static dt_status read_grads(dt_module *model, float *grad, int64_t *count)
+{
+    int n = 0;
+    dt_param *const *p = dt_module_params(model, &n);
+    *count = 0;
+    for (int i = 0; i < n; i++) {
+        const dt_local *g = dt_tensor_grad(p[i]->tensor);
+        dt_tensor *whole = NULL;
+        TEST_THAT(*count + dt_shape_count(p[i]->shape) <= MAX_GRADS, "room");
+        DT_TRY(dt_from_array(g->layout, &g->array, &whole));
+        DT_TRY(dt_tensor_read_f32_sync(whole, grad + *count));
+        dt_tensor_destroy(&whole);
+        *count += dt_shape_count(p[i]->shape);
+    }
+    return DT_OK;
+}
+
+/* A product overlaps if it begins after a send was issued that nobody has waited for yet: "issue" of a send, then BEGIN of a
+ * product, before the "wait" for that send. */
+static void count_overlap(dt_trace *trace, outcome *o)
+{
+    int64_t n = 0;
+    const dt_trace_event *e = dt_trace_events(trace, &n);
+    bool flying = false;
+    for (int64_t i = 0; i < n; i++) {
+        const bool send = strncmp(e[i].name, "send ", 5) == 0;
+        if (strcmp(e[i].kind, "issue") == 0 && send) {
+            flying = true;
+            o->rings++;
+        } else if (strcmp(e[i].kind, "wait") == 0 && send) {
+            flying = false;
+        } else if (strcmp(e[i].kind, "product") == 0 && e[i].phase == DT_TRACE_BEGIN && flying) {
+            o->overlapped++;
+        }
+    }
+}
+
+static dt_status body(dt_world *world, void *arg)
+{
+    const job *j = arg;
+    dt_mesh *mesh = NULL;
+    dt_module *model = NULL;
+    dt_tape *t = NULL;
+    dt_trace *trace = NULL;
+    dt_values in = {0};
+    int64_t valid = 0;
+    outcome *mine = calloc(1, sizeof *mine);
+    TEST_THAT(mine, "memory");
+    DT_TRY(model_case_lay_out(j->c, NULL, world, (dt_device){DT_CPU, 0}, &mesh, &model));
+    DT_TRY(model_case_batch(j->c, mesh, &in, &valid));
+    dt_model_set_loss(model, valid, 0);
+    DT_TRY(dt_tape_create(mesh, NULL, &t));
+    DT_TRY(dt_trace_create(&trace));
+    dt_world_set_trace(world, trace);
+    const int before = dt_world_comms_created(world);
+    dt_world_reset_counts(world);
+    dt_tensor *loss = dt_module_call(model, t, &in).value[0];
+    DT_TRY(dt_backward(t, loss));
+    const dt_counts counts = dt_world_counts(world);
+    dt_world_set_trace(world, NULL);
+    TEST_THAT(!j->c->overlap || dt_world_comms_created(world) - before <= 1,
+              "%d communicators made within a step, one is that of the axis",
+              dt_world_comms_created(world) - before);
+    mine->bytes = counts.total_bytes;
+    mine->sends = counts.calls[DT_CALL_SEND];
+    count_overlap(trace, mine);
+    DT_TRY(dt_module_reduce_grads(model));
+    DT_TRY(dt_tensor_item_sync(loss, &mine->loss));
+    DT_TRY(read_grads(model, mine->grad, &mine->count));
+    if (dt_world_rank(world) == 0)
+        *j->outcome = *mine;
+    free(mine);
+    dt_trace_destroy(&trace);
+    dt_tape_destroy(&t);
+    dt_tensor_destroy(&in.value[0]);
+    dt_tensor_destroy(&in.value[1]);
+    dt_module_destroy(&model);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+static void run(const model_case *c, outcome *o)
+{
+    job j = {c, o};
+    *o = (outcome){0};
+    test_ranks(c->dp * c->tp, body, &j);
+}
+
+/* 3 models x tp 2, 3, 4 x (one rank, dp 2), sequences that divide and not. */
+START_TEST(overlap_changes_nothing)
+{
+    static outcome plain, overlap, one;
+    model_case c = model_case_usual(_i / 6);
+    c.seq = _i % 2 ? 7 : 12;
+    run(&c, &one);
+    c.tp = 2 + _i / 2 % 3;
+    c.dp = c.tp == 2 ? 2 : 1;
+    c.sp = true;
+    run(&c, &plain);
+    c.overlap = true;
+    run(&c, &overlap);
+    ck_assert(plain.sends == 0 && overlap.sends > 0);
+    ck_assert(overlap.loss - one.loss < 1e-5 && one.loss - overlap.loss < 1e-5);
+    const double worst = test_max_diff(overlap.grad, one.grad, one.count);
+    ck_assert_msg(worst <= 1e-5 * test_max_abs(one.grad, one.count), "gradients differ by %g",
+                  worst);
+    if (c.seq == 12) /* pieces are equal, and rank 0 sends as many bytes as any */
+        ck_assert_int_eq(overlap.bytes, plain.bytes);
+    /* Per layer: gather twice a forward and twice (again) for weights, scatter twice forward and twice backward, and gather
+     * dy twice; each is t - 1 sends. Gathers overlap every send with a product, and so do scatters. */
+    ck_assert_int_eq(overlap.sends, c.layers * 10 * (c.tp - 1));
+    ck_assert_int_eq(overlap.rings, overlap.sends);
+    ck_assert_int_eq(overlap.overlapped, overlap.sends);
+}
+END_TEST
+
+/* What overlap needs. */
+static dt_status refused_body(dt_world *world, void *arg)
+{
+    const model_case *c = arg;
+    dt_mesh *mesh = NULL;
+    dt_module *model = NULL;
+    TEST_FAILS(DT_ERR_UNSUPPORTED, "needs sequence parallelism and one axis",
+               model_case_lay_out(c, NULL, world, (dt_device){DT_CPU, 0}, &mesh, &model));
+    dt_module_destroy(&model);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(overlap_is_refused)
+{
+    model_case c = model_case_usual(0);
+    c.tp = 4;
+    c.overlap = true;
+    c.sp = _i;
+    c.kv_heads = _i ? 2 : 12;
+    test_ranks(4, refused_body, &c);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("overlapped tensor parallelism");
+    TCase *tc = tcase_create("overlap");
+    tcase_set_timeout(tc, 120);
+    tcase_add_loop_test(tc, overlap_changes_nothing, 0, 18);
+    tcase_add_loop_test(tc, overlap_is_refused, 0, 2);
+    suite_add_tcase(suite, tc);
+    return test_main(suite);
+}
