@@ -74,6 +74,8 @@ static const dt_option table[] = {
            "sequence parallelism: activations between tp blocks are split too"),
     SWITCH("parallel.loss_parallel", "true",
            "with tp, the loss of a split vocabulary; false: of gathered logits"),
+    SWITCH("parallel.tp_overlap", "false",
+           "with sp, products run while their inputs and outputs move"),
     TEXT("parallel.schedule", "1f1b", "of pipeline stages" NOT_BUILT),
     COUNT0("parallel.stages_per_rank", "0", "0: by schedule" NOT_BUILT),
     SWITCH("parallel.reshard_after_forward", "true",
@@ -176,6 +178,7 @@ static dt_status fill(const dt_options *o, train_config *c)
     c->pp = (int)dt_options_int(o, "parallel.pp");
     c->sp = dt_options_bool(o, "parallel.sp");
     c->loss_parallel = dt_options_bool(o, "parallel.loss_parallel");
+    c->tp_overlap = dt_options_bool(o, "parallel.tp_overlap");
     DT_TRY(dt_recompute_parse(dt_options_string(o, "recompute"), &c->recompute));
     c->reshard_after_forward = dt_options_bool(o, "parallel.reshard_after_forward");
     c->reshard_size = (int)dt_options_int(o, "parallel.reshard_size");

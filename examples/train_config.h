@@ -19,7 +19,7 @@ typedef struct train_config {
     dt_adamw_options adamw;
     dt_schedule schedule;
     int dp_replicate, dp_shard, tp, pp;
-    bool sp, loss_parallel; /* with tp */
+    bool sp, loss_parallel, tp_overlap; /* with tp */
     dt_recompute_policy recompute; /* of every layer */
     bool reshard_after_forward;
     int reshard_size; /* 0: not to groups */

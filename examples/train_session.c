@@ -41,7 +41,8 @@ static dt_status lay_out(train_session *s)
         .axes = {{"pp", c->pp}, {"dp_replicate", c->dp_replicate}, {"dp_shard", c->dp_shard}}};
     DT_TRY(dt_tp_axes(s->facts.heads, s->facts.kv_heads, c->tp, &axes.axes[3], &tp));
     DT_TRY(dt_mesh_create(s->world, (dt_device){DT_CPU, 0}, &axes, &s->mesh));
-    const dt_tp_plan plan = dt_model_tp_plan(&s->facts, vocab, c->sp);
+    dt_tp_plan plan = dt_model_tp_plan(&s->facts, vocab, c->sp);
+    plan.overlap = c->tp_overlap;
     if (c->tp > 1)
         DT_TRY(dt_parallelize_module(s->model, s->mesh, tp, &plan));
     return DT_OK;

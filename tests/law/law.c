@@ -84,6 +84,7 @@ static dt_status configure(const law_case *c, paths *p, train_config *config)
         .pp = 1,
         .recompute = c->recompute,
         .sp = c->sp,
+        .tp_overlap = c->tp_overlap,
         .loss_parallel = !c->gather_logits,
     };
     if (c->eps > 0)

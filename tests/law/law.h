@@ -35,6 +35,7 @@ typedef struct law_case {
     /* of the ranks, these are tensor parallel; 0: 1. The others replicate */
     int tp;
     bool sp, gather_logits;        /* with tp: sequence parallelism; no loss parallelism */
+    bool tp_overlap;               /* with sp */
     int dp_shard;                  /* of the ranks, these hold shards; 0: 1 */
     bool keep_gathered;            /* with dp_shard: not resharded after forward (ZeRO-2) */
     int reshard_size;              /* with dp_shard: resharded to groups of so many; 0: not */

@@ -41,6 +41,11 @@ static const law_case mesh[] = {
     {.golden = "gpt2_tiny", .ranks = 8, .tp = 2, .dp_shard = 2, .micro_batch = 1},
     {.golden = "gpt2_tiny", .ranks = 4, .tp = 2, .dp_shard = 2, .recompute = DT_RECOMPUTE_FULL},
     {.golden = "gpt2_tiny", .ranks = 8, .tp = 4, .dp_shard = 2},
+    /* overlapped where sp is on */
+    {.golden = "llama_tiny", .ranks = 4, .tp = 4, .tp_overlap = true, .micro_batch = 1},
+    {.golden = "llama_tiny", .ranks = 8, .tp = 2, .dp_shard = 2, .tp_overlap = true},
+    {.golden = "llama_tied", .ranks = 3, .tp = 3, .tp_overlap = true, .recompute = DT_RECOMPUTE_FULL},
+    {.golden = "gpt2_tiny", .ranks = 4, .tp = 2, .dp_shard = 2, .tp_overlap = true, .recompute = DT_RECOMPUTE_SELECTIVE},
 };
 /* clang-format on */
 
@@ -66,6 +71,7 @@ static law_case which(int i)
     c.steps = STEPS;
     c.eps = LAW_SMOOTH_EPS;
     c.sp = i & 1;
+    c.tp_overlap = c.tp_overlap && c.sp;
     c.gather_logits = i & 2;
     return c;
 }
