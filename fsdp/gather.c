@@ -6,24 +6,21 @@
 
 #include <stdlib.h>
 
-static dt_dtype use_dtype(const dti_group *g)
-{
-    return g->options.param_dtype;
-}
-
 /* p->use, with no bytes yet. */
-static dt_status make_use(dti_group *g, dti_member *mb)
+static dt_status make_use(dti_member *mb)
 {
     dt_param *p = mb->param;
     DT_REQUIRE(p->tensor, DT_ERR_STATE,
                "%s is not materialized: dt_module_materialize comes before the first forward",
                p->name);
-    if (mb->alias || p->use)
+    if (mb->alias)
         return DT_OK;
-    DT_TRY(dt_tensor_create(mb->use, use_dtype(g), DT_TAG_COMM, &p->use));
-    DT_TRY(dt_tensor_set_name(p->use, p->name));
-    dt_tensor_set_parameter(p->use, !p->frozen);
-    dt_storage_empty(dt_tensor_local(p->use)->storage);
+    if (!p->use) {
+        DT_TRY(dt_tensor_create(mb->use, mb->use_dtype, DT_TAG_COMM, &p->use));
+        dt_storage_empty(dt_tensor_local(p->use)->storage);
+        DT_TRY(dt_tensor_set_name(p->use, p->name));
+    }
+    dt_tensor_set_parameter(p->use, !p->frozen); /* it may have been frozen or thawed since */
     return DT_OK;
 }
 
@@ -37,11 +34,11 @@ static dt_status source(dti_group *g, dti_member *mb, dt_local *out)
     }
     dt_array *shard = dt_tensor_local(mb->param->tensor);
     out->layout = mb->param->layout;
-    if (shard->dtype == use_dtype(g)) {
+    if (shard->dtype == mb->use_dtype) {
         out->array = dt_array_share(shard);
         return DT_OK;
     }
-    DT_TRY(dt_array_create(dt_mesh_heap(g->mesh), use_dtype(g), shard->shape, DT_TAG_COMM,
+    DT_TRY(dt_array_create(dt_mesh_heap(g->mesh), mb->use_dtype, shard->shape, DT_TAG_COMM,
                            &out->array));
     dt_array_cast(&out->array, shard);
     return DT_OK;
@@ -63,11 +60,15 @@ static dt_status fill(dti_group *g, lists *l)
     DT_REQUIRE(l->src && l->dst && l->into, DT_ERR_NOMEM, "%d parameters", g->n);
     for (int i = 0; i < g->n; i++) {
         dti_member *mb = &g->member[i];
-        DT_TRY(make_use(g, mb));
+        DT_TRY(make_use(mb));
         if (mb->alias)
             continue;
         dt_array *use = dt_tensor_local(mb->param->use);
         DT_TRY(dt_storage_refill(use->storage));
+        if (g->state == DTI_SHARDED && mb->use == mb->param->layout) { /* all of it is here */
+            dt_array_cast(use, dt_tensor_local(mb->param->tensor));
+            continue;
+        }
         l->dst[l->n] = g->state == DTI_GROUPED ? mb->use_view : mb->use;
         l->into[l->n] = use;
         DT_TRY(source(g, mb, &l->src[l->n]));
@@ -76,34 +77,63 @@ static dt_status fill(dti_group *g, lists *l)
     return DT_OK;
 }
 
-static const char *label(const dti_group *g)
+/* After a failure: no copy, as if nothing had been begun. */
+static void abandon(dti_group *g)
 {
-    const char *path = dt_module_path(g->modules[0]);
-    return *path ? path : "root";
+    for (int i = 0; i < g->n; i++) {
+        dti_member *mb = &g->member[i];
+        dt_array_release(&mb->kept.array);
+        if (!mb->alias && mb->param->use)
+            dt_storage_empty(dt_tensor_local(mb->param->use)->storage);
+    }
+    g->state = DTI_SHARDED;
+}
+
+static dt_status begin(dti_group *g)
+{
+    lists l = {0};
+    dt_status st = fill(g, &l);
+    if (st == DT_OK && l.n > 0) {
+        const dt_move_options o = {.channel = DTI_GATHER_CHANNEL,
+                                   .label = dti_fsdp_name(g),
+                                   .tag = DT_TAG_COMM,
+                                   .into = l.into};
+        st = dt_move_begin(l.n, l.src, l.dst, &o, &g->gather);
+    }
+    for (int i = 0; l.src && i < g->n; i++)
+        dt_array_release(&l.src[i].array);
+    free(l.src);
+    free(l.dst);
+    free(l.into);
+    g->gathering = l.n;
+    if (st == DT_OK)
+        return DT_OK;
+    abandon(g);
+    return dt_error_push(st, __FILE__, __LINE__, dti_fsdp_name(g));
 }
 
 dt_status dti_fsdp_unshard_begin(dti_group *g)
 {
     if (g->state == DTI_GATHERING || g->state == DTI_UNSHARDED)
         return DT_OK;
-    lists l = {0};
-    dt_status st = fill(g, &l);
-    if (st == DT_OK && l.n > 0) {
+    if (g->nmoving > 0)
         dti_fsdp_event(g, "gather");
-        const dt_move_options o = {
-            .channel = DTI_GATHER_CHANNEL, .label = label(g), .tag = DT_TAG_COMM, .into = l.into};
-        st = dt_move_begin(l.n, l.src, l.dst, &o, &g->gather);
-    }
-    for (int i = 0; i < l.n; i++)
-        dt_array_release(&l.src[i].array);
-    free(l.src);
-    free(l.dst);
-    free(l.into);
-    if (st != DT_OK)
-        return dt_error_push(st, __FILE__, __LINE__, label(g));
-    g->gathering = l.n;
-    g->state = l.n > 0 ? DTI_GATHERING : DTI_UNSHARDED;
+    if (!g->fsdp->print)
+        DT_TRY(begin(g));
+    g->state = g->nmoving > 0 ? DTI_GATHERING : DTI_UNSHARDED;
     return DT_OK;
+}
+
+static dt_status finish(dti_group *g)
+{
+    const dt_status st = g->gather ? dt_move_finish(&g->gather, g->gathered) : DT_OK;
+    for (int i = 0; st == DT_OK && i < g->gathering; i++)
+        dt_array_release(&g->gathered[i].array); /* they are p->use's bytes */
+    g->gathering = 0;
+    if (st == DT_OK)
+        return DT_OK;
+    abandon(g);
+    return dt_error_push(st, __FILE__, __LINE__, dti_fsdp_name(g));
 }
 
 dt_status dti_fsdp_unshard(dti_group *g)
@@ -112,9 +142,8 @@ dt_status dti_fsdp_unshard(dti_group *g)
     if (g->state != DTI_GATHERING)
         return DT_OK;
     dti_fsdp_event(g, "wait");
-    DT_TRY(dt_move_finish(&g->gather, g->gathered));
-    for (int i = 0; i < g->gathering; i++)
-        dt_array_release(&g->gathered[i].array); /* they are p->use's bytes */
+    if (!g->fsdp->print)
+        DT_TRY(finish(g));
     g->state = DTI_UNSHARDED;
     return DT_OK;
 }
@@ -128,6 +157,20 @@ static dt_status keep_part(dti_member *mb)
     return DT_OK;
 }
 
+/* Empty the copies of a gathered group. */
+static dt_status let_go(dti_group *g, bool to_group)
+{
+    for (int i = 0; i < g->n; i++) {
+        dti_member *mb = &g->member[i];
+        if (mb->alias)
+            continue;
+        if (to_group)
+            DT_TRY(keep_part(mb));
+        dt_storage_empty(dt_tensor_local(mb->param->use)->storage);
+    }
+    return DT_OK;
+}
+
 dt_status dti_fsdp_reshard(dti_group *g, bool after_forward)
 {
     const bool to_group = after_forward && g->options.reshard == DT_RESHARD_GROUP;
@@ -137,16 +180,12 @@ dt_status dti_fsdp_reshard(dti_group *g, bool after_forward)
         dt_array_release(&g->member[i].kept.array);
     if (g->state == DTI_GROUPED && !to_group)
         g->state = DTI_SHARDED;
-    if (g->state != DTI_UNSHARDED || g->gathering == 0)
+    if (g->state != DTI_UNSHARDED)
         return DT_OK;
-    dti_fsdp_event(g, "free");
-    for (int i = 0; i < g->n; i++) {
-        dti_member *mb = &g->member[i];
-        if (mb->alias)
-            continue;
-        if (to_group)
-            DT_TRY(keep_part(mb));
-        dt_storage_empty(dt_tensor_local(mb->param->use)->storage);
+    if (g->nmoving > 0) {
+        dti_fsdp_event(g, "free");
+        if (!g->fsdp->print)
+            DT_TRY(let_go(g, to_group));
     }
     g->state = to_group ? DTI_GROUPED : DTI_SHARDED;
     return DT_OK;

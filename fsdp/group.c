@@ -12,6 +12,7 @@ static dt_status axes_of(dt_mesh *mesh, const char *list, int *n_out, uint8_t ax
     char copy[DT_MAX_AXES * DT_NAME_SIZE];
     int n = 0;
     uint8_t bits = 0;
+    DT_REQUIRE(list, DT_ERR_ARG, "no axes were given");
     DT_REQUIRE(strlen(list) < sizeof copy, DT_ERR_ARG, "list of axes '%s' is too long", list);
     char *rest = NULL;
     (void)strcpy(copy, list);
@@ -57,6 +58,12 @@ static dt_status place_on_view(dti_group *g, dti_member *mb, int axis, int dim)
     return DT_OK;
 }
 
+/* Gathering never widens: a parameter stored in the narrower type keeps it. */
+static dt_dtype narrower(dt_dtype stored, dt_dtype wanted)
+{
+    return dt_dtype_size(stored) <= dt_dtype_size(wanted) ? stored : wanted;
+}
+
 static dt_status place(dti_group *g, dt_param *p, int naxes, const uint8_t *axis)
 {
     dti_member *mb = &g->member[g->n];
@@ -71,23 +78,27 @@ static dt_status place(dti_group *g, dt_param *p, int naxes, const uint8_t *axis
                p->name);
     DT_REQUIRE(!p->layout || dt_layout_mesh(p->layout) == g->mesh, DT_ERR_STATE,
                "%s was placed on another mesh than the one given to fully_shard", p->name);
-    if (!p->layout)
-        DT_TRY(dt_mesh_layout_text(g->mesh, p->shape, "", &p->layout));
-    mb->param = p;
-    mb->use = p->layout;
-    dt_layout rest = *p->layout;
+    *mb = (dti_member){.param = p, .before = p->layout, .use = p->layout};
+    if (!mb->use)
+        DT_TRY(dt_mesh_layout_text(g->mesh, p->shape, "", &mb->use));
+    dt_layout rest = *mb->use;
     for (int i = 0; i < naxes; i++) {
         DT_REQUIRE(dt_layout_at(&rest, axis[i]).kind == DT_REPLICATE, DT_ERR_STATE,
                    "%s is sharded over %s already", p->name, rest.grid->name[axis[i]]);
         if (rest.grid->size[axis[i]] > 1) /* axes of one rank stay out of it */
             dt_layout_shard(&rest, axis[i], dim);
     }
-    DT_TRY(dt_mesh_layout(g->mesh, &rest, &p->layout));
-    mb->alias = ranks_of(g->mesh, g->shard_axes) == 1 && g->options.param_dtype == p->dtype;
     if (g->options.reshard == DT_RESHARD_GROUP)
         DT_TRY(place_on_view(g, mb, axis[0], dim));
+    DT_TRY(dt_mesh_layout(g->mesh, &rest, &p->layout));
+    mb->use_dtype =
+        g->options.param_dtype == DT_F32 ? p->dtype : narrower(p->dtype, g->options.param_dtype);
+    mb->sum_dtype =
+        g->options.reduce_dtype == DT_F32 && p->dtype == DT_F64 ? DT_F64 : g->options.reduce_dtype;
+    mb->alias = p->layout == mb->use && mb->use_dtype == p->dtype;
     p->owner = g;
     g->n++;
+    g->nmoving += !mb->alias;
     return DT_OK;
 }
 
@@ -163,7 +174,7 @@ static dt_status adopt(dti_fsdp *f, dti_group *g)
 static void fsdp_free(dti_fsdp *f)
 {
     free(f->group);
-    free(f->order);
+    free(f->pass);
     free(f);
 }
 
@@ -185,14 +196,66 @@ static dt_status adopt_below(dti_fsdp *f, dt_module *m)
     return DT_OK;
 }
 
+/* ---- looking ---- */
+
+const char *dti_fsdp_name(const dti_group *g)
+{
+    const char *path = dt_module_path(g->modules[0]);
+    return *path ? path : "root";
+}
+
+/* A group at or below m that is not f's, or NULL. */
+static const dti_group *stranger(dt_module *m, const dti_fsdp *f)
+{
+    void *arg = NULL;
+    if (dt_module_sharder(m, &arg) == &dti_fsdp_sharder && ((dti_group *)arg)->fsdp != f)
+        return arg;
+    const dti_group *found = NULL;
+    for (int i = 0; i < dt_module_nchildren(m) && !found; i++)
+        found = stranger(dt_module_child(m, i), f);
+    return found;
+}
+
+dt_status dti_fsdp_check_root(dti_group *g)
+{
+    dti_fsdp *f = g->fsdp;
+    if (f->checked)
+        return DT_OK;
+    const dti_group *root = NULL;
+    for (int64_t i = 0; i < f->ngroups; i++)
+        root = f->group[i]->is_root ? f->group[i] : root;
+    const dti_group *other = stranger(root_of(g->modules[0]), f);
+    DT_REQUIRE(!other, DT_ERR_STATE,
+               "fully_shard has two roots in one model, '%s' and '%s': call it last on the module "
+               "that holds both",
+               dti_fsdp_name(root ? root : g), dti_fsdp_name(other));
+    DT_REQUIRE(root, DT_ERR_STATE,
+               "'%s' has no root above it: call fully_shard last on the module that holds all",
+               dti_fsdp_name(g));
+    f->checked = true;
+    return DT_OK;
+}
+
 /* ---- life ---- */
 
 static void release_members(dti_group *g)
 {
+    if (g->gather && dt_move_finish(&g->gather, g->gathered) != DT_OK)
+        g->gathering = 0;
+    for (int i = 0; i < g->gathering; i++)
+        dt_array_release(&g->gathered[i].array);
+    dt_local *got = g->reduce ? calloc((size_t)g->nreducing, sizeof *got) : NULL;
+    if (got && dt_move_finish(&g->reduce, got) == DT_OK) {
+        for (int i = 0; i < g->nreducing; i++)
+            dt_array_release(&got[i].array);
+    }
+    free(got);
     for (int i = 0; i < g->n; i++) {
         dt_array_release(&g->member[i].kept.array);
         dt_tensor_destroy(&g->member[i].sum);
     }
+    free(g->ahead[0].group);
+    free(g->ahead[1].group);
     free(g->member);
     free(g->gathered);
     free(g->reducing);
@@ -219,7 +282,7 @@ void dti_fsdp_group_release(void *arg)
 
 static dt_status check_options(dti_group *g, int naxes)
 {
-    const dt_fsdp_options *o = &g->options;
+    dt_fsdp_options *o = &g->options;
     DT_REQUIRE(naxes > 0, DT_ERR_ARG, "no axis to shard over");
     DT_REQUIRE(!(g->shard_axes & g->replicate_axes), DT_ERR_ARG,
                "an axis both shards and replicates");
@@ -233,6 +296,34 @@ static dt_status check_options(dti_group *g, int naxes)
     DT_REQUIRE(o->reshard_size > 0 && ranks % o->reshard_size == 0, DT_ERR_ARG,
                "reshard_size %d is not a factor of the %d ranks of the shard axis", o->reshard_size,
                ranks);
+    if (o->reshard_size == ranks) /* the shard itself */
+        o->reshard = DT_RESHARD_ALWAYS;
+    else if (o->reshard_size == 1) /* the whole */
+        o->reshard = DT_RESHARD_NEVER;
+    return DT_OK;
+}
+
+/* Communicators are made here, so that a step makes none: of each axis, and of a list as one. */
+static dt_status connect(dt_mesh *mesh, int naxes, const uint8_t *axis, int channel)
+{
+    dt_comm *comm = NULL;
+    for (int i = 0; i < naxes; i++)
+        DT_TRY(dt_mesh_comm(mesh, 1, &axis[i], channel, &comm));
+    if (naxes > 1)
+        DT_TRY(dt_mesh_comm(mesh, naxes, axis, channel, &comm));
+    return DT_OK;
+}
+
+static dt_status connect_view(const dti_group *g)
+{
+    for (int i = 0; i < g->n && g->options.reshard == DT_RESHARD_GROUP; i++) {
+        const dt_layout *kept = g->member[i].kept_view;
+        for (int a = 0; a < kept->grid->naxes; a++) {
+            const uint8_t axis = (uint8_t)a;
+            if (dt_layout_at(kept, a).kind != dt_layout_at(g->member[i].use_view, a).kind)
+                DT_TRY(connect(dt_layout_mesh(kept), 1, &axis, DTI_GATHER_CHANNEL));
+        }
+    }
     return DT_OK;
 }
 
@@ -245,7 +336,17 @@ static dt_status build(dti_group *g, const char *axes)
         DT_TRY(axes_of(g->mesh, g->options.replicate_axes, &nreplicate, replicate,
                        &g->replicate_axes));
     DT_TRY(check_options(g, naxes));
+    for (int i = 0; i < g->nmodules; i++) {
+        void *arg = NULL;
+        DT_REQUIRE(!dt_module_sharder(g->modules[i], &arg), DT_ERR_STATE,
+                   "module '%s' was given to fully_shard or replicate already",
+                   dt_module_path(g->modules[i]));
+    }
     DT_TRY(add_params(g, naxes, axis));
+    DT_TRY(connect(g->mesh, naxes, axis, DTI_GATHER_CHANNEL));
+    DT_TRY(connect(g->mesh, naxes, axis, DTI_REDUCE_CHANNEL));
+    DT_TRY(connect(g->mesh, nreplicate, replicate, DTI_REDUCE_CHANNEL));
+    DT_TRY(connect_view(g));
     return DT_OK;
 }
 
@@ -254,7 +355,7 @@ static void undo(dti_group *g)
 {
     for (int i = 0; i < g->n; i++) {
         g->member[i].param->owner = NULL;
-        g->member[i].param->layout = g->member[i].use;
+        g->member[i].param->layout = g->member[i].before;
     }
     release_members(g);
 }
@@ -288,6 +389,7 @@ dt_status dt_fully_shard_list(int n, dt_module *const *modules, dt_mesh *mesh, c
     g->options = options ? *options : (dt_fsdp_options){0};
     g->is_root = n == 1;
     g->grad_sync = g->reshard_after_backward = true;
+    g->ahead[0].n = g->ahead[1].n = -1;
     const dt_status st = build(g, axes);
     if (st != DT_OK) {
         undo(g);

@@ -3,28 +3,28 @@
  *     P@dp_shard -> S(0)@dp_shard           reduce-scatter
  *     P@dp_replicate -> R@dp_replicate      then all-reduce of the shard (HSDP)
  *
- * Gradients are summed in reduce_dtype. P on other axes (tensor parallelism) stays: dt_module_reduce_grads ends it. */
+ * Gradients are summed in sum_dtype. P on other axes (tensor parallelism) stays: dt_module_reduce_grads ends it. */
 #include "fsdp/fsdp_internal.h"
 
 #include <stdlib.h>
 
-static bool same_dtype(const dti_group *g)
+static bool same_dtype(const dti_member *mb)
 {
-    return g->options.param_dtype == g->options.reduce_dtype;
+    return mb->use_dtype == mb->sum_dtype;
 }
 
-/* Add what arose at p->use to the sum in reduce_dtype. */
-static dt_status hold(dti_group *g, dti_member *mb)
+/* Add what arose at p->use to the sum in sum_dtype. */
+static dt_status hold(const dti_group *g, dti_member *mb)
 {
     dt_local *arisen = dt_tensor_grad(mb->param->use);
     if (!arisen->array.storage)
         return DT_OK;
     if (!mb->sum) {
-        DT_TRY(dt_tensor_create(mb->use, g->options.reduce_dtype, DT_TAG_GRADIENT, &mb->sum));
+        DT_TRY(dt_tensor_create(mb->use, mb->sum_dtype, DT_TAG_GRADIENT, &mb->sum));
         dt_storage_empty(dt_tensor_local(mb->sum)->storage); /* only its gradient is used */
     }
     dt_local wide = {.layout = arisen->layout};
-    DT_TRY(dt_array_create(dt_mesh_heap(g->mesh), g->options.reduce_dtype, arisen->array.shape,
+    DT_TRY(dt_array_create(dt_mesh_heap(g->mesh), mb->sum_dtype, arisen->array.shape,
                            DT_TAG_GRADIENT, &wide.array));
     dt_array_cast(&wide.array, &arisen->array);
     dt_tensor_clear_grad(mb->param->use);
@@ -34,17 +34,25 @@ static dt_status hold(dti_group *g, dti_member *mb)
 
 dt_status dti_fsdp_reduce_hold(dti_group *g)
 {
-    for (int i = 0; !same_dtype(g) && i < g->n; i++) {
-        if (g->member[i].param->use)
+    for (int i = 0; !g->fsdp->print && i < g->n; i++) {
+        if (g->member[i].param->use && !same_dtype(&g->member[i]))
             DT_TRY(hold(g, &g->member[i]));
     }
     return DT_OK;
 }
 
-/* The leaf whose gradient shall be reduced, or NULL if there is none. */
-static dt_tensor *carrier(const dti_group *g, const dti_member *mb)
+void dti_fsdp_reduce_clear(dti_group *g)
 {
-    dt_tensor *leaf = same_dtype(g) ? mb->param->use : mb->sum;
+    for (int i = 0; i < g->n; i++) {
+        if (g->member[i].sum)
+            dt_tensor_clear_grad(g->member[i].sum);
+    }
+}
+
+/* The leaf whose gradient shall be reduced, or NULL if there is none. */
+static dt_tensor *carrier(const dti_member *mb)
+{
+    dt_tensor *leaf = same_dtype(mb) ? mb->param->use : mb->sum;
     return leaf && dt_tensor_grad(leaf)->array.storage ? leaf : NULL;
 }
 
@@ -60,29 +68,44 @@ static dt_status destination(const dti_group *g, const dti_member *mb, const dt_
 
 static dt_status begin(dti_group *g, bool replicas, dt_local *src, const dt_layout **dst)
 {
-    g->nreducing = 0;
+    int n = 0;
     for (int i = 0; i < g->n; i++) {
-        dt_tensor *leaf = carrier(g, &g->member[i]);
+        dt_tensor *leaf = carrier(&g->member[i]);
         if (!leaf)
             continue;
-        src[g->nreducing] = *dt_tensor_grad(leaf);
-        DT_TRY(destination(g, &g->member[i], &src[g->nreducing], replicas, &dst[g->nreducing]));
-        g->reducing[g->nreducing++] = i;
+        src[n] = *dt_tensor_grad(leaf);
+        DT_TRY(destination(g, &g->member[i], &src[n], replicas, &dst[n]));
+        g->reducing[n++] = i;
     }
-    if (g->nreducing == 0)
+    if (n == 0)
         return DT_OK;
     dti_fsdp_event(g, "reduce");
-    const char *path = dt_module_path(g->modules[0]);
     const dt_move_options o = {
-        .channel = DTI_REDUCE_CHANNEL, .label = *path ? path : "root", .tag = DT_TAG_GRADIENT};
-    DT_TRY(dt_move_begin(g->nreducing, src, dst, &o, &g->reduce));
-    for (int k = 0; k < g->nreducing; k++) /* the move holds the bytes now */
-        dt_tensor_clear_grad(carrier(g, &g->member[g->reducing[k]]));
+        .channel = DTI_REDUCE_CHANNEL, .label = dti_fsdp_name(g), .tag = DT_TAG_GRADIENT};
+    DT_TRY(dt_move_begin(n, src, dst, &o, &g->reduce));
+    g->nreducing = n;
+    for (int k = 0; k < n; k++) /* the move holds the bytes now */
+        dt_tensor_clear_grad(carrier(&g->member[g->reducing[k]]));
     return DT_OK;
+}
+
+/* Dry: the gradients that a whole backward would have left. */
+static void pretend(dti_group *g)
+{
+    g->nreducing = 0;
+    for (int i = 0; i < g->n; i++)
+        g->nreducing += g->pretends && !g->member[i].alias && !g->member[i].param->frozen;
+    g->pretends = false;
+    if (g->nreducing > 0)
+        dti_fsdp_event(g, "reduce");
 }
 
 dt_status dti_fsdp_reduce_begin(dti_group *g, bool replicas)
 {
+    if (g->fsdp->print) {
+        pretend(g);
+        return DT_OK;
+    }
     DT_TRY(dti_fsdp_reduce_finish(g));
     DT_TRY(dti_fsdp_reduce_hold(g));
     dt_local *src = calloc((size_t)g->n + 1, sizeof *src);
@@ -106,20 +129,28 @@ static dt_status arrive(dti_group *g, dt_param *p, dt_local *got)
         dt_array_release(&got->array);
         got->array = wide;
     }
-    DT_TRY(dt_tensor_add_grad(p->tensor, got));
+    dt_local given = *got;
+    *got = (dt_local){0};
+    DT_TRY(dt_tensor_add_grad(p->tensor, &given));
     return DT_OK;
 }
 
 dt_status dti_fsdp_reduce_finish(dti_group *g)
 {
-    if (!g->reduce)
+    const int n = g->nreducing;
+    if (n == 0)
         return DT_OK;
-    dt_local *got = calloc((size_t)g->nreducing, sizeof *got);
-    DT_REQUIRE(got, DT_ERR_NOMEM, "%d gradients", g->nreducing);
-    dt_status st = dt_move_finish(&g->reduce, got);
-    for (int k = 0; k < g->nreducing && st == DT_OK; k++)
-        st = arrive(g, g->member[g->reducing[k]].param, &got[k]);
-    free(got);
+    g->nreducing = 0;
     dti_fsdp_event(g, "reduced");
+    if (g->fsdp->print)
+        return DT_OK;
+    dt_local *got = calloc((size_t)n, sizeof *got);
+    DT_REQUIRE(got, DT_ERR_NOMEM, "%d gradients", n);
+    dt_status st = dt_move_finish(&g->reduce, got);
+    for (int k = 0; k < n && st == DT_OK; k++)
+        st = arrive(g, g->member[g->reducing[k]].param, &got[k]);
+    for (int k = 0; k < n; k++)
+        dt_array_release(&got[k].array); /* what a failure left */
+    free(got);
     return st;
 }

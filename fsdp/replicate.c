@@ -22,6 +22,7 @@ typedef struct replica {
     dt_module *root;
     dt_mesh *mesh;
     uint8_t axes;
+    bool sync;
     bucket *bucket;
     int nbuckets;
 } replica;
@@ -70,8 +71,13 @@ static dt_status bucket_finish(bucket *b)
     dt_local *got = calloc((size_t)b->nmoved, sizeof *got);
     DT_REQUIRE(got, DT_ERR_NOMEM, "%d gradients", b->nmoved);
     dt_status st = dt_move_finish(&b->moving, got);
-    for (int k = 0; k < b->nmoved && st == DT_OK; k++)
-        st = dt_tensor_add_grad(b->param[b->moved[k]]->tensor, &got[k]);
+    for (int k = 0; k < b->nmoved && st == DT_OK; k++) {
+        dt_local given = got[k];
+        got[k] = (dt_local){0};
+        st = dt_tensor_add_grad(b->param[b->moved[k]]->tensor, &given);
+    }
+    for (int k = 0; k < b->nmoved; k++)
+        dt_array_release(&got[k].array); /* what a failure left */
     free(got);
     return st;
 }
@@ -95,7 +101,7 @@ static dt_status module_done(dt_module *m, dt_tape *t, void *arg)
     replica *r = arg;
     int n = 0;
     dt_param *const *p = dt_module_params(m, &n);
-    if (dt_tape_marker_ahead(t, m))
+    if (!r->sync || dt_tape_marker_ahead(t, m))
         return DT_OK;
     for (int i = 0; i < n; i++) {
         bucket *b = bucket_of(r, p[i]);
@@ -107,7 +113,7 @@ static dt_status module_done(dt_module *m, dt_tape *t, void *arg)
 
 static void start_counting(replica *r)
 {
-    for (int i = 0; i < r->nbuckets; i++) {
+    for (int i = 0; i < r->nbuckets && r->sync; i++) {
         bucket *b = &r->bucket[i];
         b->waiting = 0;
         for (int k = 0; k < b->n; k++)
@@ -148,6 +154,13 @@ static void replica_free(void *arg)
 {
     replica *r = arg;
     for (int i = 0; i < r->nbuckets; i++) {
+        bucket *b = &r->bucket[i];
+        dt_local *got = b->moving ? calloc((size_t)b->nmoved, sizeof *got) : NULL;
+        if (got && dt_move_finish(&b->moving, got) == DT_OK) {
+            for (int k = 0; k < b->nmoved; k++)
+                dt_array_release(&got[k].array);
+        }
+        free(got);
         free(r->bucket[i].param);
         free(r->bucket[i].moved);
     }
@@ -187,7 +200,8 @@ static dt_status fill_buckets(replica *r, int64_t bucket_bytes)
             r->nbuckets++;
             bytes = 0;
         }
-        bytes += dt_shape_count(p[i]->shape) * (int64_t)dt_dtype_size(p[i]->dtype);
+        const dt_shape local = p[i]->layout ? dt_mesh_local(p[i]->layout, NULL) : p[i]->shape;
+        bytes += dt_shape_count(local) * (int64_t)dt_dtype_size(p[i]->dtype);
         DT_TRY(add_to_bucket(&r->bucket[r->nbuckets - 1], p[i]));
     }
     return DT_OK;
@@ -211,11 +225,10 @@ static dt_status sharder_nothing(dt_module *m, void *arg)
     return DT_OK;
 }
 
-static void sharder_no_sync(dt_module *m, bool on, void *arg)
+static void sharder_set_sync(dt_module *m, bool on, void *arg)
 {
     (void)m;
-    (void)on;
-    (void)arg;
+    ((replica *)arg)->sync = on;
 }
 
 static dt_status sharder_finish(dt_module *m, void *arg)
@@ -225,8 +238,8 @@ static dt_status sharder_finish(dt_module *m, void *arg)
     return DT_OK;
 }
 
-static const dt_sharder replica_sharder = {sharder_nothing, sharder_nothing, sharder_no_sync,
-                                           sharder_finish};
+static const dt_sharder replica_sharder = {sharder_nothing, sharder_nothing, sharder_set_sync,
+                                           sharder_finish, NULL};
 
 dt_status dt_replicate(dt_module *m, dt_mesh *mesh, const char *axes, int64_t bucket_bytes)
 {
@@ -240,13 +253,20 @@ dt_status dt_replicate(dt_module *m, dt_mesh *mesh, const char *axes, int64_t bu
         DT_TRY(dt_mesh_axis(mesh, name, &a));
         bits = (uint8_t)(bits | 1u << a);
     }
+    void *arg = NULL;
+    DT_REQUIRE(!dt_module_sharder(m, &arg), DT_ERR_STATE,
+               "module '%s' was given to fully_shard or replicate already", dt_module_path(m));
     DT_REQUIRE(bits, DT_ERR_ARG, "no axis of %s to replicate over",
                grid->naxes ? grid->name[0] : "the mesh");
     replica *r = calloc(1, sizeof *r);
     DT_REQUIRE(r, DT_ERR_NOMEM, "a replica");
-    *r = (replica){.root = m, .mesh = mesh, .axes = bits};
+    *r = (replica){.root = m, .mesh = mesh, .axes = bits, .sync = true};
     const dt_status st = fill_buckets(r, bucket_bytes > 0 ? bucket_bytes : DEFAULT_BUCKET_BYTES);
     if (st != DT_OK) {
+        for (int i = 0; i < r->nbuckets; i++) {
+            for (int k = 0; k < r->bucket[i].n; k++)
+                r->bucket[i].param[k]->owner = NULL;
+        }
         replica_free(r);
         return dt_error_push(st, __FILE__, __LINE__, __func__);
     }

@@ -143,6 +143,8 @@ typedef struct dt_sharder {
     void (*set_grad_sync)(dt_module *m, bool on, void *arg);
     /* finish every reduction of this group */
     dt_status (*reduce_grads)(dt_module *m, void *arg);
+    /* forget gradients that are not at a parameter yet */
+    void (*clear_grads)(dt_module *m, void *arg);
 } dt_sharder;
 void dt_module_set_sharder(dt_module *m, const dt_sharder *sharder, void *arg);
 const dt_sharder *dt_module_sharder(const dt_module *m, void **arg_out); /* NULL: none */

@@ -187,8 +187,19 @@ done:
     return st;
 }
 
+static void clear_sharders(dt_module *m)
+{
+    void *arg = NULL;
+    const dt_sharder *sharder = dt_module_sharder(m, &arg);
+    if (sharder && sharder->clear_grads)
+        sharder->clear_grads(m, arg);
+    for (int i = 0; i < dt_module_nchildren(m); i++)
+        clear_sharders(dt_module_child(m, i));
+}
+
 void dt_module_clear_grads(dt_module *m)
 {
+    clear_sharders(m);
     int n = 0;
     dt_param *const *p = dt_module_params(m, &n);
     for (int i = 0; i < n; i++) {
