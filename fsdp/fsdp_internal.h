@@ -42,8 +42,9 @@ typedef struct dti_group {
     dt_moving *gather;
     dt_local *gathered; /* room for the results of `gather`, gathering of them */
     int gathering;
-    dt_moving *reduce;
-    int *reducing; /* members under reduction, nreducing of them */
+    dt_moving *reduce; /* over shards, then over replicas if that is due after every backward */
+    bool all_replicas, at_replicas; /* it is due; it is under way */
+    int *reducing;                  /* members under reduction, nreducing of them */
     int nreducing;
     bool pretends; /* dry run: has gradients */
     /* Groups that the user wants gathered ahead of this one's forward [0] and backward [1]; n -1: by the order. */
@@ -60,8 +61,9 @@ struct dti_fsdp {
     int *pass;
     int64_t npasses, pass_capacity;
     bool recording, known, checked;
-    int64_t at;           /* position in `pass` of the pass that began last, forward or backward */
-    dti_group *in_flight; /* the one whose reduction has not been finished */
+    int64_t at; /* position in `pass` of the pass that began last, forward or backward */
+    /* Groups whose gradients are under way: over shards, and the one before over replicas. */
+    dti_group *at_shards, *at_replicas;
     /* Not NULL: a dry run. Events are printed, states change, nothing else happens. */
     void (*print)(void *arg, const char *line);
     void *print_arg;
@@ -81,7 +83,9 @@ dt_status dti_fsdp_unshard(dti_group *g); /* begin where needed, and finish */
 dt_status dti_fsdp_reshard(dti_group *g, bool after_forward);
 
 /* fsdp/reduce.c */
-dt_status dti_fsdp_reduce_begin(dti_group *g, bool replicas);
+dt_status dti_fsdp_reduce_begin(dti_group *g);
+/* Finish what is under way and begin what comes next: replicas, or delivery to the parameters. */
+dt_status dti_fsdp_reduce_next(dti_group *g);
 dt_status dti_fsdp_reduce_finish(dti_group *g);
 /* With sync off: gradients stay where they arose, in sum_dtype. */
 dt_status dti_fsdp_reduce_hold(dti_group *g);

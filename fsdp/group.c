@@ -336,6 +336,8 @@ static dt_status build(dti_group *g, const char *axes)
         DT_TRY(axes_of(g->mesh, g->options.replicate_axes, &nreplicate, replicate,
                        &g->replicate_axes));
     DT_TRY(check_options(g, naxes));
+    g->all_replicas =
+        g->options.reduce == DT_REDUCE_EACH && ranks_of(g->mesh, g->replicate_axes) > 1;
     for (int i = 0; i < g->nmodules; i++) {
         void *arg = NULL;
         DT_REQUIRE(!dt_module_sharder(g->modules[i], &arg), DT_ERR_STATE,
@@ -346,6 +348,7 @@ static dt_status build(dti_group *g, const char *axes)
     DT_TRY(connect(g->mesh, naxes, axis, DTI_GATHER_CHANNEL));
     DT_TRY(connect(g->mesh, naxes, axis, DTI_REDUCE_CHANNEL));
     DT_TRY(connect(g->mesh, nreplicate, replicate, DTI_REDUCE_CHANNEL));
+    DT_TRY(connect(g->mesh, nreplicate, replicate, 0)); /* dt_module_reduce_grads */
     DT_TRY(connect_view(g));
     return DT_OK;
 }

@@ -1,7 +1,7 @@
 /* fsdp/order.c - the order of events.
  *
  *   forward    gather i (unless it was gathered ahead), wait i, gather i+1 ahead, run, free i
- *   backward   gather i, wait i, gather i-1 ahead, run, begin to reduce i (after finishing the reduction before), free i
+ *   backward   gather i, wait i, gather i-1 ahead, run, begin to reduce i (after the one before), free i
  *   end        the root's backward is the last: finish the last reduction, free what was gathered ahead for nothing
  *
  * "i+1" is the group whose pass began after i's in the first forward of the root; "i-1" the one whose pass ended before i's
@@ -158,12 +158,23 @@ dt_status dti_fsdp_backward_begins(dti_group *g)
     return DT_OK;
 }
 
+/* Move the reductions in flight one stage on, so that there is room for one more. */
+static dt_status move_on(dti_fsdp *f)
+{
+    dti_group *shards = f->at_shards, *replicas = f->at_replicas;
+    f->at_shards = f->at_replicas = NULL;
+    if (replicas)
+        DT_TRY(dti_fsdp_reduce_next(replicas));
+    if (shards)
+        DT_TRY(dti_fsdp_reduce_next(shards));
+    f->at_replicas = shards && shards->at_replicas ? shards : NULL;
+    return DT_OK;
+}
+
 static dt_status finish_in_flight(dti_fsdp *f)
 {
-    dti_group *g = f->in_flight;
-    f->in_flight = NULL;
-    if (g)
-        DT_TRY(dti_fsdp_reduce_finish(g));
+    DT_TRY(move_on(f));
+    DT_TRY(move_on(f));
     return DT_OK;
 }
 
@@ -173,9 +184,9 @@ static dt_status reduce(dti_group *g)
         DT_TRY(dti_fsdp_reduce_hold(g));
         return DT_OK;
     }
-    DT_TRY(finish_in_flight(g->fsdp));
-    DT_TRY(dti_fsdp_reduce_begin(g, g->options.reduce == DT_REDUCE_EACH));
-    g->fsdp->in_flight = g;
+    DT_TRY(move_on(g->fsdp));
+    DT_TRY(dti_fsdp_reduce_begin(g));
+    g->fsdp->at_shards = g;
     return DT_OK;
 }
 
@@ -215,7 +226,7 @@ dt_status dti_fsdp_backward_ends(dti_group *g, bool last)
 dt_status dti_fsdp_step_ends(dti_group *g)
 {
     DT_TRY(finish_in_flight(g->fsdp));
-    DT_TRY(dti_fsdp_reduce_begin(g, g->options.reduce == DT_REDUCE_EACH));
+    DT_TRY(dti_fsdp_reduce_begin(g));
     DT_TRY(dti_fsdp_reduce_finish(g));
     DT_TRY(dti_fsdp_reshard(g, false));
     return DT_OK;
@@ -267,8 +278,9 @@ dt_status dt_fsdp_schedule_print(dt_module *root, void (*print)(void *arg, const
     dti_fsdp *f = ((dti_group *)group)->fsdp;
     DT_REQUIRE(f->known, DT_ERR_STATE, "the first forward fixes the schedule; none ran yet");
     for (int64_t i = 0; i < f->ngroups; i++)
-        DT_REQUIRE(f->group[i]->state == DTI_SHARDED && !f->in_flight, DT_ERR_STATE,
-                   "a step is under way: '%s' is gathered", dti_fsdp_name(f->group[i]));
+        DT_REQUIRE(f->group[i]->state == DTI_SHARDED && !f->at_shards && !f->at_replicas,
+                   DT_ERR_STATE, "a step is under way: '%s' is gathered",
+                   dti_fsdp_name(f->group[i]));
     for (int64_t i = 0; i < f->ngroups; i++)
         f->group[i]->pretends = false;
     const int64_t at = f->at;

@@ -56,17 +56,26 @@ static dt_tensor *carrier(const dti_member *mb)
     return leaf && dt_tensor_grad(leaf)->array.storage ? leaf : NULL;
 }
 
+/* The gradient's layout when the sum over some axes is done: at the parameter's place, P on the other axes as before. */
 static dt_status destination(const dti_group *g, const dti_member *mb, const dt_local *grad,
-                             bool replicas, const dt_layout **out)
+                             uint8_t axes, const dt_layout **out)
 {
-    const uint8_t ends = g->shard_axes | (replicas ? g->replicate_axes : 0);
     dt_layout rest = *mb->param->layout;
-    rest.partial = (uint8_t)(grad->layout->partial & ~ends);
+    rest.partial = (uint8_t)(grad->layout->partial & ~axes);
     DT_TRY(dt_mesh_layout(g->mesh, &rest, out));
     return DT_OK;
 }
 
-static dt_status begin(dti_group *g, bool replicas, dt_local *src, const dt_layout **dst)
+static dt_status begin_move(dti_group *g, int n, const dt_local *src, const dt_layout *const *dst)
+{
+    const dt_move_options o = {
+        .channel = DTI_REDUCE_CHANNEL, .label = dti_fsdp_name(g), .tag = DT_TAG_GRADIENT};
+    DT_TRY(dt_move_begin(n, src, dst, &o, &g->reduce));
+    g->nreducing = n;
+    return DT_OK;
+}
+
+static dt_status begin(dti_group *g, dt_local *src, const dt_layout **dst)
 {
     int n = 0;
     for (int i = 0; i < g->n; i++) {
@@ -74,16 +83,13 @@ static dt_status begin(dti_group *g, bool replicas, dt_local *src, const dt_layo
         if (!leaf)
             continue;
         src[n] = *dt_tensor_grad(leaf);
-        DT_TRY(destination(g, &g->member[i], &src[n], replicas, &dst[n]));
+        DT_TRY(destination(g, &g->member[i], &src[n], g->shard_axes, &dst[n]));
         g->reducing[n++] = i;
     }
     if (n == 0)
         return DT_OK;
     dti_fsdp_event(g, "reduce");
-    const dt_move_options o = {
-        .channel = DTI_REDUCE_CHANNEL, .label = dti_fsdp_name(g), .tag = DT_TAG_GRADIENT};
-    DT_TRY(dt_move_begin(n, src, dst, &o, &g->reduce));
-    g->nreducing = n;
+    DT_TRY(begin_move(g, n, src, dst));
     for (int k = 0; k < n; k++) /* the move holds the bytes now */
         dt_tensor_clear_grad(carrier(&g->member[g->reducing[k]]));
     return DT_OK;
@@ -100,7 +106,19 @@ static void pretend(dti_group *g)
         dti_fsdp_event(g, "reduce");
 }
 
-dt_status dti_fsdp_reduce_begin(dti_group *g, bool replicas)
+static dt_status with_lists(dti_group *g,
+                            dt_status (*fn)(dti_group *g, dt_local *src, const dt_layout **dst))
+{
+    dt_local *src = calloc((size_t)g->n + 1, sizeof *src);
+    const dt_layout **dst = calloc((size_t)g->n + 1, sizeof *dst);
+    const dt_status st =
+        src && dst ? fn(g, src, dst) : DT_ERROR(DT_ERR_NOMEM, "%d gradients", g->n);
+    free(src);
+    free(dst);
+    return st;
+}
+
+dt_status dti_fsdp_reduce_begin(dti_group *g)
 {
     if (g->fsdp->print) {
         pretend(g);
@@ -108,13 +126,8 @@ dt_status dti_fsdp_reduce_begin(dti_group *g, bool replicas)
     }
     DT_TRY(dti_fsdp_reduce_finish(g));
     DT_TRY(dti_fsdp_reduce_hold(g));
-    dt_local *src = calloc((size_t)g->n + 1, sizeof *src);
-    const dt_layout **dst = calloc((size_t)g->n + 1, sizeof *dst);
-    const dt_status st =
-        src && dst ? begin(g, replicas, src, dst) : DT_ERROR(DT_ERR_NOMEM, "%d gradients", g->n);
-    free(src);
-    free(dst);
-    return st;
+    DT_TRY(with_lists(g, begin));
+    return DT_OK;
 }
 
 /* Add a reduced gradient to what the parameter has, in the parameter's own type. */
@@ -135,22 +148,54 @@ static dt_status arrive(dti_group *g, dt_param *p, dt_local *got)
     return DT_OK;
 }
 
-dt_status dti_fsdp_reduce_finish(dti_group *g)
+static void release_all(int n, dt_local *got)
+{
+    for (int k = 0; k < n; k++)
+        dt_array_release(&got[k].array);
+}
+
+/* got: sums over shards, in flight until now. */
+static dt_status begin_replicas(dti_group *g, int n, dt_local *got, const dt_layout **dst)
+{
+    for (int k = 0; k < n; k++)
+        DT_TRY(destination(g, &g->member[g->reducing[k]], &got[k], g->replicate_axes, &dst[k]));
+    DT_TRY(begin_move(g, n, got, dst));
+    g->at_replicas = true;
+    return DT_OK;
+}
+
+static dt_status next(dti_group *g, dt_local *got, const dt_layout **dst)
 {
     const int n = g->nreducing;
-    if (n == 0)
-        return DT_OK;
+    const bool over_replicas = g->all_replicas && !g->at_replicas;
     g->nreducing = 0;
-    dti_fsdp_event(g, "reduced");
-    if (g->fsdp->print)
-        return DT_OK;
-    dt_local *got = calloc((size_t)n, sizeof *got);
-    DT_REQUIRE(got, DT_ERR_NOMEM, "%d gradients", n);
-    dt_status st = dt_move_finish(&g->reduce, got);
-    for (int k = 0; k < n && st == DT_OK; k++)
+    g->at_replicas = false;
+    DT_TRY(dt_move_finish(&g->reduce, got));
+    dt_status st = over_replicas ? begin_replicas(g, n, got, dst) : DT_OK;
+    for (int k = 0; k < n && st == DT_OK && !over_replicas; k++)
         st = arrive(g, g->member[g->reducing[k]].param, &got[k]);
-    for (int k = 0; k < n; k++)
-        dt_array_release(&got[k].array); /* what a failure left */
-    free(got);
+    release_all(n, got); /* the move has its own references; what a failure left */
     return st;
+}
+
+dt_status dti_fsdp_reduce_next(dti_group *g)
+{
+    if (g->nreducing == 0)
+        return DT_OK;
+    if (!g->all_replicas || g->at_replicas)
+        dti_fsdp_event(g, "reduced");
+    if (!g->fsdp->print) {
+        DT_TRY(with_lists(g, next));
+        return DT_OK;
+    }
+    g->at_replicas = g->all_replicas && !g->at_replicas;
+    g->nreducing = g->at_replicas ? g->nreducing : 0;
+    return DT_OK;
+}
+
+dt_status dti_fsdp_reduce_finish(dti_group *g)
+{
+    while (g->nreducing > 0)
+        DT_TRY(dti_fsdp_reduce_next(g));
+    return DT_OK;
 }

@@ -115,7 +115,7 @@ static dt_status reset_groups(dt_module *m)
     void *arg = NULL;
     if (dt_module_sharder(m, &arg) == &dti_fsdp_sharder) {
         dti_group *g = arg;
-        g->fsdp->in_flight = NULL;
+        g->fsdp->at_shards = g->fsdp->at_replicas = NULL;
         g->fsdp->recording = false;
         DT_TRY(dti_fsdp_reduce_finish(g));
         DT_TRY(dti_fsdp_reshard(g, false));
