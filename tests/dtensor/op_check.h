@@ -8,7 +8,8 @@
  *      gradient of the output that is R and one that is P where the output is R, and no byte
  *      moves. Where it refuses, the error names the op and an axis. The number of accepted
  *      placements is exactly the expected one, so that a rule can neither lose nor gain a row. On
- *      2 x 2, of the placements with an axis that is refused alone only every 16th is tried.
+ *      2 x 2, of the placements with an axis that is refused alone only every 256th is tried
+ *      (16th with DT_FULL=1).
  *
  * Give sizes that do not divide (5 and 3 on 2 and 4 ranks: uneven and empty parts). Source of the
  * expected counts: tests/dtensor/RULES.txt. */
