@@ -1,14 +1,11 @@
 /* dtensor/regather.c - a redistributed tensor that backward makes again instead of keeping it.
  *
- *     x S(1) --redistribute--> y R --> linear, linear ...   without: each saves y, one storage, all
- *         of it
- *                                                           with:    x is saved, 1/t of y; the
- *                                                                    first gradient that needs y
- *                                                                    redistributes x again, the
- *                                                                    others share it
+ *     x S(1) --redistribute--> y R --> linear, linear ...
  *
- * The walk meets the redistribute after all that used y; then y and x go. Source: Korthikanti et
- * al. 2022, section 4.2.2. Read first: dtensor/redistribute.c. */
+ * Without: the linears save y, one storage, all of it. With: x is saved, 1/t of y; the first
+ * gradient that needs y redistributes x again, the others share it. The walk meets the redistribute
+ * after all that used y; then y and x go.
+ * Source: Korthikanti et al. 2022, section 4.2.2. Read first: dtensor/redistribute.c. */
 #include "dtensor/tape_internal.h"
 
 #include <string.h>

@@ -136,6 +136,8 @@ static dt_status check_together(const train_config *c)
                DT_ERR_ARG,
                "train.global_batch=%lld x train.seq_len=%lld tokens are more than a step can have",
                (long long)c->global_batch, (long long)c->seq_len);
+    DT_REQUIRE(!c->tp_overlap || c->sp, DT_ERR_ARG,
+               "parallel.tp_overlap=true needs parallel.sp=true, or make it false");
     return DT_OK;
 }
 

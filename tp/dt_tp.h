@@ -52,24 +52,26 @@ typedef struct dt_tp_plan {
     bool stage;         /* m is a part of the model (a pipeline stage): rows may match nothing */
 } dt_tp_plan;
 
-/* What an `in` gathers is not saved for backward but gathered again there (dt_tensor_regather): under
- * sequence parallelism activations then take 1/t of the memory, for two all-gathers a layer more,
- * unless keep_gathered.
+/* What an `in` gathers is not saved for backward but gathered again there (dt_tensor_regather):
+ * under sequence parallelism activations then take 1/t of the memory, for two all-gathers a layer
+ * more, unless keep_gathered.
  *
- * `overlap`, under sequence parallelism: linear layers communicate while they compute, in pieces round
- * a ring (dt_gather_linear, dt_linear_scatter). Columns gather their own input, so a BORDER's `in`
- * "R" does nothing: only linear layers may stand behind it. Same bytes, sent point to point. Needs
- * one axis, hence key/value heads that divide. */
+ * `overlap`, under sequence parallelism: linear layers communicate while they compute, in pieces
+ * round a ring (dt_gather_linear, dt_linear_scatter). Columns gather their own input, so a BORDER's
+ * `in` "R" does nothing: only linear layers may stand behind it. Same bytes, sent point to point.
+ * Needs one axis, hence key/value heads that divide. */
 
 /* dt_parallelize_module - apply a plan to the modules below m; changes it in place.
  *   in   axes   "tp", or a nest "tp_kv,tp_rep" of the same ranks (dt_tp_axes)
- * Collective: with `overlap`, over the axis; else no.   Cost: what dt_tp_print shows; for parameters none: they are not made yet.
+ * Collective: with `overlap`, over the axis; else no.
+ * Cost: what dt_tp_print shows; for parameters none: they are not made yet.
  * Gradient: everything replicated over the axes whose gradient arises as P is reduced once a step
  * by dt_module_reduce_grads; nothing needs to be flagged.
  * Errors: DT_ERR_ARG for a pattern that matches nothing (lists near names), a module matched twice,
  * a style that the kind of module does not have, an unknown axis; DT_ERR_PLACEMENT for text that is
- * no placement, and a tied parameter placed in two ways; then nothing was changed. At the call:
- * DT_ERR_ARG when a list has more entries than the module takes values. */
+ * no placement, and a tied parameter placed in two ways; DT_ERR_UNSUPPORTED for an `overlap` that
+ * lacks what it needs; then nothing was changed. At the call: DT_ERR_ARG when a list has more
+ * entries than the module takes values. */
 DT_NODISCARD dt_status dt_parallelize_module(dt_module *m, dt_mesh *mesh, const char *axes,
                                              const dt_tp_plan *plan);
 

@@ -1,19 +1,23 @@
-/* dtensor/ops/linear_overlap.c - linear layers that communicate while they compute, for sequence parallelism.
+/* dtensor/ops/linear_overlap.c - linear layers that communicate while they compute, for sequence
+ * parallelism. t ranks of one axis, each with a piece of the sequence, S(1).
  *
- *     gather_linear    y_i = (all-gathered x) w_i^T + b_i    x S(1) on the axis, w_i and b_i split along outputs
- *     linear_scatter   y = reduce-scattered (x w^T) + b      x and w split along what is summed; y S(1) on the axis
+ *     gather_linear    y_i = (all-gathered x) w_i^T + b_i   w_i and b_i split along outputs
+ *     linear_scatter   y = reduce-scattered (x w^T) + b     x and w split along what is summed
  *
- * What moves goes round a ring of the axis's ranks in pieces of the sequence, the pieces that S(1) gives; while one is on
- * its way, the product of the one before is computed. Each is the other's adjoint:
+ * The pieces go round a ring; while one is on its way, the product of the one before is computed.
+ * Each op is the other's adjoint:
  *
- *     gather_linear    forward: gather x          backward: gather x again for dw_i; scatter dx = sum of dy_i w_i
- *     linear_scatter   forward: scatter x w^T     backward: gather dy for dx = dy w and dw = dy^T x
+ *     gather_linear    forward    gather x
+ *                      backward   scatter dx = sum of dy_i w_i; gather x again for dw_i
+ *     linear_scatter   forward    scatter x w^T
+ *                      backward   gather dy for dx = dy w and dw = dy^T x
  *
- * Bytes are those of the collectives, (t-1)/t of the whole each; sums are taken in the order of the ring, which starts
- * elsewhere for each piece. f64 or f32 inside.
- * Rule: that of linear on the gathered x; linear_scatter makes P on the axis S(1). b of linear_scatter is added by the owner
- * of a position, so its gradient is P.
- * Sources: Wang et al. 2023, "Overlap communication with dependent computation via decomposition". */
+ * Bytes are those of the collectives, (t-1)/t of the whole each; sums are taken in the order of the
+ * ring, which starts elsewhere for each piece. f64 or f32 inside.
+ * Rule: that of linear on the gathered x; linear_scatter makes P on the axis S(1). b of
+ * linear_scatter is added by the owner of a position, so its gradient is P.
+ * Source: Wang et al. 2023, "Overlap communication with dependent computation via decomposition".
+ * Read first: dtensor/ops/linear.c, dtensor/ops/ring.c. */
 #include "array/dt_matmul.h"
 #include "dtensor/ops/ops_internal.h"
 #include "dtensor/ops/ring_internal.h"
@@ -117,8 +121,8 @@ static char *row(const dt_array *a, int64_t at, int64_t width)
     return data ? data + at * width * (int64_t)dt_dtype_size(a->dtype) : NULL;
 }
 
-/* c = a w^T (or a w: `back`) + beta c for all of the batch; rows from row `a_at`, `c_at` of sequences that are a_rows and
- * c_rows long. */
+/* c = a w^T (or a w: `back`) + beta c for all of the batch; rows from row `a_at`, `c_at` of
+ * sequences that are a_rows and c_rows long. */
 typedef struct span {
     const dt_array *array;
     int64_t at, rows;

@@ -1,10 +1,10 @@
-/* dtensor/ops/ring.c - see dtensor/ops/ring_internal.h.
+/* dtensor/ops/ring.c - see dtensor/ops/ring_internal.h. Rank 1 of 3:
  *
- *     step      0        1        2                       gather, rank 1 of 3: mine, then what rank 0 passes on
- *     uses      1        0        2
- *     receives  0        2
- *
- *     makes     0        2        1 + what came           scatter: mine last, when all others have added theirs */
+ *     gather, its own piece first        scatter, its own piece last
+ *     step      0    1    2              step     0    1    2
+ *     uses      1    0    2              makes    0    2    1
+ *     sends     1    0                   adds          2    1    what came from rank 0
+ *     receives  0    2                   sends    0    2 */
 #include "dtensor/ops/ops_internal.h"
 #include "dtensor/ops/ring_internal.h"
 

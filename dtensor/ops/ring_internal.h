@@ -1,4 +1,5 @@
-/* dtensor/ops/ring_internal.h - pieces of a sequence that go round the ranks of an axis while products are computed. */
+/* dtensor/ops/ring_internal.h - pieces of a sequence that go round the ranks of an axis while
+ * products are computed. */
 #pragma once
 
 #include "dtensor/dt_op.h"
@@ -19,11 +20,11 @@ typedef dt_status (*dti_use_piece)(void *arg, dti_piece p, dt_array *array);
 
 DT_NODISCARD dt_status dti_ring_open(dt_op_call *c, int axis, int64_t batch, int64_t sequence,
                                      dti_ring *ring_out);
-/* use(every rank's piece of x, starting with mine), the next one being under way meanwhile. mine: [batch, my piece, width].
- * Cost: sends (t-1)/t of the whole. */
+/* use(every rank's piece of x, starting with mine), the next one being under way meanwhile. mine:
+ * [batch, my piece, width]. Cost: sends (t-1)/t of the whole. */
 DT_NODISCARD dt_status dti_ring_gather(const dti_ring *g, const dt_array *mine, dti_use_piece use,
                                        void *arg);
-/* out = the sum over ranks of what make() puts out for my piece; while it makes one piece, the sum for the piece before is
- * under way. Sums start at the rank after the owner. Cost: the same. */
+/* out = the sum over ranks of what make() puts out for my piece; while it makes one piece, the sum
+ * for the piece before is under way. Sums start at the rank after the owner. Cost: the same. */
 DT_NODISCARD dt_status dti_ring_scatter(const dti_ring *g, dti_use_piece make, void *arg,
                                         dt_array *out);

@@ -1,4 +1,5 @@
-/* tests/tp/model_case.h - small Llama and GPT-2 models, parallelized, with a batch: hidden size 24, 12 heads, an mlp of 10. */
+/* tests/tp/model_case.h - small Llama and GPT-2 models, parallelized, with a batch: hidden size 24,
+ * 12 heads, an mlp of 10. */
 #pragma once
 
 #include "models/dt_models.h"
@@ -12,7 +13,8 @@ typedef struct model_case {
     bool sp, keep_gathered, overlap;
 } model_case;
 
-/* Models 0..2: llama, llama with tied weights, GPT-2. 2 layers, batch 5, sequence 7, vocabulary 13, one rank. */
+/* Models 0..2: llama, llama with tied weights, GPT-2. 2 layers, batch 5, sequence 7, vocabulary 13,
+ * one rank. */
 model_case model_case_usual(int model);
 /* Mesh [dp, tp] (or dp, tp_kv, tp_rep) and the materialized model on it; plan NULL: the model's. */
 dt_status model_case_lay_out(const model_case *c, const dt_tp_plan *plan, dt_world *world,

@@ -1,12 +1,13 @@
-/* tests/tp/test_counts.c - a step of small Llama and GPT-2 models under tensor, sequence and loss parallelism, against the
- * same step on one rank: values, exact counts of collectives, bytes a layer, and memory.
+/* tests/tp/test_counts.c - a step of small Llama and GPT-2 models under tensor, sequence and loss
+ * parallelism, against the same step on one rank: values, exact counts of collectives, bytes a
+ * layer, and memory.
  *
  * With L layers, one microbatch (the project's design, section 5):
  *     tp   2L+1 all-reduces forward, 2L+1 backward
- *     sp   2L+1 all-gathers and 2L+1 reduce-scatters each way, and one all-reduce of norm gradients;
- *          2L all-gathers more in backward where gathered inputs are not saved
- *     a vocabulary-parallel loss adds 3 small all-reduces, gathered logits one all-gather; a vocabulary that is not split
- *     saves the embedding's and the head's */
+ *     sp   2L+1 all-gathers and 2L+1 reduce-scatters each way, one all-reduce of norm gradients,
+ *          and in backward 2L all-gathers more where gathered inputs are not saved
+ * A vocabulary-parallel loss adds 3 small all-reduces, gathered logits one all-gather; a vocabulary
+ * that is not split saves the embedding's and the head's. */
 #include "tests/harness.h"
 #include "tests/tp/model_case.h"
 
@@ -170,8 +171,8 @@ START_TEST(counts_are_exact)
 }
 END_TEST
 
-/* With data parallelism beside it: activations' collectives stay, gradients are reduced over dp in one call, and those that
- * arise as P on both in one more. */
+/* With data parallelism beside it: activations' collectives stay, gradients are reduced over dp in
+ * one call, and those that arise as P on both in one more. */
 START_TEST(with_data_parallelism)
 {
     model_case c = model_case_usual(_i / 2);
@@ -189,8 +190,9 @@ START_TEST(with_data_parallelism)
 }
 END_TEST
 
-/* Fewer key/value heads than ranks: split over gcd(kv, tp) and replicated over the rest, whose gradients, P there, are one
- * more all-reduce (without sp the only one). Key/value memory is tp / gcd times its share. */
+/* Fewer key/value heads than ranks: split over gcd(kv, tp) and replicated over the rest, whose
+ * gradients, P there, are one more all-reduce (without sp the only one). Key/value memory is tp /
+ * gcd times its share. */
 START_TEST(few_key_value_heads)
 {
     static const struct {
@@ -236,8 +238,8 @@ static void layer(model_case c, int64_t *comm_bytes, int64_t *saved_bytes)
 }
 
 /* Communicated: 8bsh(t-1)/t elements a layer and step, with sequence parallelism or without it; 10
- * where gathered inputs are gathered again. Saved for backward: with that, 1/t of what one rank saves;
- * without, two more whole inputs less the parts that they are made of. */
+ * where gathered inputs are gathered again. Saved for backward: with that, 1/t of what one rank
+ * saves; without, two more whole inputs less the parts that they are made of. */
 START_TEST(bytes_of_a_layer)
 {
     model_case c = model_case_usual(_i / 6 * 2);
@@ -257,7 +259,8 @@ START_TEST(bytes_of_a_layer)
 }
 END_TEST
 
-/* Logits of all tokens and the whole vocabulary exist under gathered logits and never under loss parallelism. */
+/* Logits of all tokens and the whole vocabulary exist under gathered logits and never under loss
+ * parallelism. */
 START_TEST(whole_logits_never_exist)
 {
     model_case c = model_case_usual(_i);

@@ -1,5 +1,5 @@
-/* tests/tp/test_overlap.c - overlapped tensor parallelism: the results of plain sequence parallelism within the law, the same
- * bytes, and products that run while pieces are under way. */
+/* tests/tp/test_overlap.c - overlapped tensor parallelism: the results of plain sequence
+ * parallelism within the law, the same bytes, and products that run while pieces are under way. */
 #include "tests/harness.h"
 #include "tests/tp/model_case.h"
 
@@ -39,8 +39,8 @@ static dt_status read_grads(dt_module *model, float *grad, int64_t *count)
     return DT_OK;
 }
 
-/* A product overlaps if it begins after a send was issued that nobody has waited for yet: "issue" of a send, then BEGIN of a
- * product, before the "wait" for that send. */
+/* A product overlaps if it begins after a send was issued that nobody has waited for yet: "issue"
+ * of a send, then BEGIN of a product, before the "wait" for that send. */
 static void count_overlap(dt_trace *trace, outcome *o)
 {
     int64_t n = 0;
@@ -130,8 +130,9 @@ START_TEST(overlap_changes_nothing)
                   worst);
     if (c.seq == 12) /* pieces are equal, and rank 0 sends as many bytes as any */
         ck_assert_int_eq(overlap.bytes, plain.bytes);
-    /* Per layer: gather twice a forward and twice (again) for weights, scatter twice forward and twice backward, and gather
-     * dy twice; each is t - 1 sends. Gathers overlap every send with a product, and so do scatters. */
+    /* Per layer: gather twice a forward and twice (again) for weights, scatter twice forward and
+     * twice backward, and gather dy twice; each is t - 1 sends. Gathers overlap every send with a
+     * product, and so do scatters. */
     ck_assert_int_eq(overlap.sends, c.layers * 10 * (c.tp - 1));
     ck_assert_int_eq(overlap.rings, overlap.sends);
     ck_assert_int_eq(overlap.overlapped, overlap.sends);

@@ -1,5 +1,5 @@
-/* tests/tp/test_print.c - what dt_tp_print says before anything runs is what a real step then does: collectives and bytes by
- * kind; and it names a missing f. */
+/* tests/tp/test_print.c - what dt_tp_print says before anything runs is what a real step then does:
+ * collectives and bytes by kind; and it names a missing f. */
 #include "tests/harness.h"
 #include "tests/tp/model_case.h"
 
@@ -87,8 +87,8 @@ static dt_status step_body(dt_world *world, void *arg)
     return DT_OK;
 }
 
-/* 3 models x sequence parallelism x (gathered logits, whole vocabulary) x tp 4, dp 2 x tp 2. The vocabulary-parallel loss has
- * all-reduces of its own, which do not run on meta. */
+/* 3 models x sequence parallelism x (gathered logits, whole vocabulary) x tp 4, dp 2 x tp 2. The
+ * vocabulary-parallel loss has all-reduces of its own, which do not run on meta. */
 START_TEST(what_is_said_is_done)
 {
     static said s;

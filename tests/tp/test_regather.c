@@ -1,5 +1,5 @@
-/* tests/tp/test_regather.c - gathering again in backward changes no bit: against inputs that are kept, with backward in two
- * parts (zero-bubble schedules) and with recomputed layers. */
+/* tests/tp/test_regather.c - gathering again in backward changes no bit: against inputs that are
+ * kept, with backward in two parts (zero-bubble schedules) and with recomputed layers. */
 #include "nn/dt_recompute.h"
 #include "tests/harness.h"
 #include "tests/tp/model_case.h"

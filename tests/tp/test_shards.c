@@ -1,5 +1,6 @@
-/* tests/tp/test_shards.c - tensor parallelism and fully_shard on one mesh, sizes uneven in both: case F10 of the map of
- * PyTorch's tests. Ten steps of gradient descent give the one-rank losses, and every parameter rests by both axes. */
+/* tests/tp/test_shards.c - tensor parallelism and fully_shard on one mesh, sizes uneven in both:
+ * case F10 of the map of PyTorch's tests. Ten steps of gradient descent give the one-rank losses,
+ * and every parameter rests by both axes. */
 #include "fsdp/dt_fsdp.h"
 #include "nn/dt_recompute.h"
 #include "tests/harness.h"

@@ -78,7 +78,8 @@ typedef struct style_case {
 
 /* clang-format off */
 static const style_case cases[] = {
-    /* name, module, rows, input, its shape, a leaf, output; calls forward, backward, of gradients */
+    /* name, module, rows, input, its shape, a leaf, output; calls forward, backward, of gradients
+     * */
     {"T1", make_linear, {{"", COL, .in = "R"}},
      "", SHAPE(2, 8, 16), false, "S(1)@tp", {0}, {.ar = 1}, {0}},
     {"T1 from S(0)", make_linear, {{"", COL, .in = "R"}},
