@@ -1,0 +1,515 @@
+/* tests/fsdp/test_errors.c - what is refused, on all ranks alike, with names, and with nothing left behind; what a failed pass
+ * leaves; groups of tied parameters; a head called chunk by chunk. (F15, F16.) */
+#include "tests/fsdp/net.h"
+
+#include "models/dt_models.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- set-up ---- */
+
+typedef struct bench {
+    dt_mesh *mesh;
+    dt_module *root, *a, *b, *c; /* c: without parameters */
+} bench;
+
+static dt_values chain(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    dt_tensor *x = in->value[0];
+    for (int i = 0; i < dt_module_nchildren(m); i++)
+        x = dt_module_call1(dt_module_child(m, i), t, x);
+    return (dt_values){.n = 1, .value = {x}};
+}
+
+static dt_values same(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    (void)m;
+    (void)t;
+    return *in;
+}
+
+static dt_status open_bench(bench *b, dt_world *world)
+{
+    static const dt_module_kind root = {"chain", 0, chain}, none = {"same", 0, same};
+    const dt_linear_options o = {.in = 4, .out = 4, .bias = true, .std = 0.5};
+    *b = (bench){0};
+    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
+                          &(dt_mesh_options){.axes = {{"dp_shard", -1}, {"tp", 1}}}, &b->mesh));
+    DT_TRY(dt_module_create(&root, &b->root));
+    DT_TRY(dt_layer_linear(&o, &b->a));
+    DT_TRY(dt_layer_linear(&o, &b->b));
+    DT_TRY(dt_module_create(&none, &b->c));
+    DT_TRY(dt_module_add(b->root, "a", b->a));
+    DT_TRY(dt_module_add(b->root, "b", b->b));
+    DT_TRY(dt_module_add(b->root, "c", b->c));
+    return DT_OK;
+}
+
+static void close_bench(bench *b)
+{
+    dt_module_destroy(&b->root);
+    dt_mesh_destroy(&b->mesh);
+}
+
+static dt_status setup_body(dt_world *world, void *arg)
+{
+    (void)arg;
+    bench b;
+    dt_module *loose = NULL;
+    DT_TRY(open_bench(&b, world));
+    TEST_FAILS(DT_ERR_STATE, "no names", dt_fully_shard(b.root, b.mesh, "dp_shard", NULL));
+    DT_TRY(dt_module_finish(b.root));
+    TEST_FAILS(DT_ERR_ARG, "nowhere", dt_fully_shard(b.root, b.mesh, "nowhere", NULL));
+    TEST_FAILS(DT_ERR_ARG, "no axis", dt_fully_shard(b.root, b.mesh, "", NULL));
+    TEST_FAILS(DT_ERR_ARG, "no axes", dt_fully_shard(b.root, b.mesh, NULL, NULL));
+    TEST_FAILS(DT_ERR_ARG, "named twice",
+               dt_fully_shard(b.root, b.mesh, "dp_shard,dp_shard", NULL));
+    TEST_FAILS(DT_ERR_ARG, "both shards and replicates",
+               dt_fully_shard(b.root, b.mesh, "dp_shard",
+                              &(dt_fsdp_options){.replicate_axes = "dp_shard"}));
+    TEST_FAILS(DT_ERR_ARG, "'c' has no parameters", dt_fully_shard(b.c, b.mesh, "dp_shard", NULL));
+    TEST_FAILS(DT_ERR_ARG, "no modules", dt_fully_shard_list(0, NULL, b.mesh, "dp_shard", NULL));
+    TEST_FAILS(DT_ERR_ARG, "3 is not a factor of the 4",
+               dt_fully_shard(b.root, b.mesh, "dp_shard",
+                              &(dt_fsdp_options){.reshard = DT_RESHARD_GROUP, .reshard_size = 3}));
+    TEST_FAILS(DT_ERR_ARG, "0 is not a factor",
+               dt_fully_shard(b.root, b.mesh, "dp_shard",
+                              &(dt_fsdp_options){.reshard = DT_RESHARD_GROUP}));
+    TEST_FAILS(
+        DT_ERR_ARG, "float",
+        dt_fully_shard(b.root, b.mesh, "dp_shard", &(dt_fsdp_options){.param_dtype = DT_I32}));
+    TEST_FAILS(DT_ERR_STATE, "NULL", dt_fsdp_unshard(loose));
+    TEST_FAILS(DT_ERR_STATE, "'a' was not given", dt_fsdp_unshard(b.a));
+    int n = 0;
+    dt_param *const *p = dt_module_params(b.root, &n);
+    for (int i = 0; i < n; i++)
+        TEST_THAT(!p[i]->layout && !p[i]->owner, "%s was changed by a call that failed",
+                  p[i]->name);
+    DT_TRY(dt_fully_shard(b.a, b.mesh, "dp_shard", NULL)); /* and now all is well */
+    TEST_FAILS(DT_ERR_STATE, "'a' was given", dt_fully_shard(b.a, b.mesh, "dp_shard", NULL));
+    TEST_FAILS(DT_ERR_STATE, "a.bias", dt_replicate(b.root, b.mesh, "dp_shard", 0));
+    DT_TRY(dt_fully_shard(b.root, b.mesh, "dp_shard", NULL));
+    TEST_FAILS(DT_ERR_STATE, "was given", dt_fully_shard(b.root, b.mesh, "dp_shard", NULL));
+    TEST_FAILS(DT_ERR_STATE, "a.weight is not materialized", dt_fsdp_unshard(b.a));
+    close_bench(&b);
+    return DT_OK;
+}
+
+START_TEST(setup)
+{
+    test_ranks(4, setup_body, NULL);
+}
+END_TEST
+
+static dt_status scalar_body(dt_world *world, void *arg)
+{
+    (void)arg;
+    bench b;
+    DT_TRY(open_bench(&b, world));
+    DT_TRY(dt_module_add_param(b.c, "gain", DT_SCALAR, NULL, (dt_init){DT_INIT_ONES, 0}, NULL));
+    DT_TRY(dt_module_finish(b.root));
+    TEST_FAILS(DT_ERR_ARG, "c.gain is a scalar", dt_fully_shard(b.root, b.mesh, "dp_shard", NULL));
+    DT_TRY(dt_module_materialize(b.root, b.mesh, 1));
+    TEST_FAILS(DT_ERR_STATE, "a.weight is materialized already",
+               dt_fully_shard(b.a, b.mesh, "dp_shard", NULL));
+    close_bench(&b);
+    return DT_OK;
+}
+
+START_TEST(scalars)
+{
+    test_ranks(2, scalar_body, NULL);
+}
+END_TEST
+
+/* ---- the first forward ---- */
+
+typedef enum wrong { TWO_ROOTS, NO_ROOT, NOT_MATERIALIZED } wrong;
+
+static dt_status first_body(dt_world *world, void *arg)
+{
+    static const char *const text[] = {"two roots in one model, 'a' and 'b'", "no root above",
+                                       "a.weight is not materialized"};
+    const wrong *w = arg;
+    bench b;
+    dt_tape *t = NULL;
+    dt_tensor *x = NULL;
+    const dt_layout *layout = NULL;
+    DT_TRY(open_bench(&b, world));
+    DT_TRY(dt_module_finish(b.root));
+    dt_module *const both[] = {b.a, b.b};
+    if (*w == TWO_ROOTS) {
+        DT_TRY(dt_fully_shard(b.a, b.mesh, "dp_shard", NULL));
+        DT_TRY(dt_fully_shard(b.b, b.mesh, "dp_shard", NULL));
+    } else if (*w == NO_ROOT) {
+        DT_TRY(dt_fully_shard_list(2, both, b.mesh, "dp_shard", NULL));
+    } else {
+        DT_TRY(dt_fully_shard(b.root, b.mesh, "dp_shard", NULL));
+    }
+    if (*w != NOT_MATERIALIZED)
+        DT_TRY(dt_module_materialize(b.root, b.mesh, 1));
+    DT_TRY(dt_mesh_layout_text(b.mesh, DT_SHAPE(4, 4), "S(0)@dp_shard", &layout));
+    DT_TRY(dt_full_value(layout, DT_F32, 1, &x));
+    DT_TRY(dt_tape_create(b.mesh, NULL, &t));
+    TEST_THAT(dt_tensor_is_failed(dt_module_call1(b.root, t, x)), "it ran");
+    TEST_FAILS(DT_ERR_STATE, text[*w], dt_tape_status(t));
+    dt_tensor_destroy(&x);
+    dt_tape_destroy(&t);
+    close_bench(&b);
+    return DT_OK;
+}
+
+START_TEST(first_forward)
+{
+    wrong w = (wrong)_i;
+    test_ranks(2, first_body, &w);
+}
+END_TEST
+
+/* ---- failures on the way ---- */
+
+static bool fails_now[8]; /* by rank: all or none */
+
+static dt_values failing(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    (void)m;
+    if (!fails_now[dt_world_rank(dt_mesh_world(dt_tape_mesh(t)))])
+        return *in;
+    (void)dt_tape_fail(t, DT_ERROR(DT_ERR_IO, "a bad token"));
+    return (dt_values){.n = 1, .value = {dt_tape_failed(t)}};
+}
+
+static dt_status add_failing(net *n)
+{
+    static const dt_module_kind kind = {"failing", 0, failing};
+    dt_module *m = NULL;
+    DT_TRY(dt_module_create(&kind, &m));
+    DT_TRY(dt_module_add(n->layers, "failing", m));
+    DT_TRY(dt_module_finish(n->root));
+    for (int i = 0; i < n->c->blocks; i++)
+        DT_TRY(dt_fully_shard(n->block[i], n->mesh, "dp_shard", &n->c->options));
+    DT_TRY(dt_fully_shard(n->root, n->mesh, "dp_shard", &n->c->options));
+    return DT_OK;
+}
+
+/* A forward that fails in the middle, with groups gathered and others on their way; reset; the next step is the one that would
+ * have been. Two forwards without backward do no harm either. */
+static dt_status middle_body(dt_world *world, void *arg)
+{
+    net n, clean;
+    dt_tensor *loss = NULL;
+    double a = 0, b = 0;
+    float *first = NULL, *second = NULL;
+    int64_t count = 0;
+    bool *fail = &fails_now[dt_world_rank(world)];
+    *fail = false;
+    DT_TRY(net_open(arg, world, &clean));
+    for (int s = 0; s < 2; s++)
+        DT_TRY(net_step(&clean, s, &b));
+    DT_TRY(net_weights(&clean, &count, &second));
+    net_close(&clean);
+    DT_TRY(net_open(arg, world, &n));
+    *fail = true;
+    TEST_FAILS(DT_ERR_IO, "a bad token", net_forward(&n, 0, false, &loss)); /* the very first */
+    dt_tape_reset(n.t, NULL);
+    DT_TRY(dt_fsdp_reset(n.root));
+    *fail = false;
+    DT_TRY(net_step(&n, 0, &a));
+    *fail = true;
+    TEST_FAILS(DT_ERR_IO, "a bad token", net_forward(&n, 1, false, &loss));
+    dt_tape_reset(n.t, NULL);
+    DT_TRY(dt_fsdp_reset(n.root));
+    const dt_heap_stats s = dt_heap_get_stats(dt_mesh_heap(n.mesh));
+    TEST_THAT(s.live[DT_TAG_COMM] == 0 && s.live[DT_TAG_GRADIENT] == 0, "%lld and %lld bytes stay",
+              (long long)s.live[DT_TAG_COMM], (long long)s.live[DT_TAG_GRADIENT]);
+    *fail = false;
+    DT_TRY(net_forward(&n, 3, false, &loss));
+    DT_TRY(net_forward(&n, 4, false, &loss));
+    DT_TRY(net_step(&n, 1, &a));
+    TEST_THAT(a == b, "%.9g, not %.9g", a, b);
+    DT_TRY(net_weights(&n, &count, &first));
+    TEST_THAT(memcmp(first, second, sizeof *first * (size_t)count) == 0, "weights");
+    free(first);
+    free(second);
+    /* and the end comes while something is on its way */
+    DT_TRY(dt_fsdp_unshard(n.block[0]));
+    DT_TRY(net_forward(&n, 3, false, &loss));
+    net_close(&n);
+    return DT_OK;
+}
+
+START_TEST(in_the_middle)
+{
+    static const dt_reshard reshard[] = {DT_RESHARD_DEFAULT, DT_RESHARD_NEVER, DT_RESHARD_GROUP};
+    net_case c = {.shard = 4,
+                  .blocks = 2,
+                  .n = 6,
+                  .hidden = 5,
+                  .batch = 4,
+                  .shard_with = add_failing,
+                  .options = {.reshard = reshard[_i], .reshard_size = 2, .prefetch = 2}};
+    test_ranks(4, middle_body, &c);
+}
+END_TEST
+
+/* Memory that ends at any allocation: an error everywhere, never a hang, and nothing leaks (run with the sanitizers). */
+static dt_status memory_body(dt_world *world, void *arg)
+{
+    net n;
+    double loss = 0;
+    dt_status st = net_open(arg, world, &n);
+    for (int s = 0; s < 2 && st == DT_OK; s++)
+        st = net_step(&n, s, &loss);
+    net_close(&n);
+    return st;
+}
+
+START_TEST(memory_ends)
+{
+    net_case c = {.shard = 2,
+                  .blocks = 2,
+                  .n = 6,
+                  .hidden = 5,
+                  .batch = 4,
+                  .options = {.param_dtype = _i % 2 ? DT_BF16 : DT_F32}};
+    int failures = 0;
+    for (int64_t at = 1 + _i; at < 1000; at += 7) {
+        const dt_world_options o = {.heap = {.fail_after = at}};
+        const dt_status st = dt_world_run_threads(2, &o, memory_body, &c);
+        ck_assert_msg(st == DT_OK || st == DT_ERR_NOMEM || st == DT_ERR_COMM, "allocation %lld: %s",
+                      (long long)at, dt_error_trace());
+        dt_error_clear();
+        failures += st != DT_OK;
+    }
+    ck_assert_int_gt(failures, 20);
+}
+END_TEST
+
+/* A peer that dies while gathers are in flight: the others fail, and nothing leaks. */
+static dt_status death_body(dt_world *world, void *arg)
+{
+    net n;
+    double loss = 0;
+    dt_tensor *l = NULL;
+    DT_TRY(net_open(arg, world, &n));
+    DT_TRY(net_step(&n, 0, &loss));
+    dt_status st = dt_world_rank(world) == 1 ? DT_ERROR(DT_ERR_IO, "rank 1 is gone") : DT_OK;
+    if (st == DT_OK)
+        st = net_forward(&n, 1, false, &l);
+    if (st == DT_OK)
+        st = dt_backward(n.t, l);
+    net_close(&n);
+    return st;
+}
+
+START_TEST(a_peer_dies)
+{
+    net_case c = {.shard = 3, .blocks = 2, .n = 6, .hidden = 5, .batch = 4};
+    const dt_status st = dt_world_run_threads(3, NULL, death_body, &c);
+    ck_assert_msg(st != DT_OK, "nobody noticed");
+    dt_error_clear();
+}
+END_TEST
+
+/* ---- tied parameters ---- */
+
+static dt_status tied(dt_world *world, dt_module **model, dt_mesh **mesh, bool apart)
+{
+    const dt_llama_config c = {.vocab_size = 4 * 8 + 1,
+                               .hidden_size = 8,
+                               .intermediate_size = 6,
+                               .num_hidden_layers = 1,
+                               .num_attention_heads = 2,
+                               .num_key_value_heads = 2,
+                               .head_dim = 4,
+                               .max_position_embeddings = 16,
+                               .rope_theta = 1e4,
+                               .rms_norm_eps = 1e-5,
+                               .initializer_range = 0.3,
+                               .tie_word_embeddings = true};
+    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
+                          &(dt_mesh_options){.axes = {{"dp_shard", -1}}}, mesh));
+    DT_TRY(dt_llama_create(&c, model));
+    dt_module *embed = dt_module_find(*model, "model.embed_tokens"),
+              *head = dt_module_find(*model, "lm_head");
+    dt_module *const ends[] = {embed, dt_module_find(*model, "model.norm"), head};
+    if (apart) {
+        TEST_FAILS(DT_ERR_STATE, "model.embed_tokens",
+                   dt_fully_shard(embed, *mesh, "dp_shard", NULL));
+        TEST_FAILS(DT_ERR_STATE, "'lm_head'", dt_fully_shard(embed, *mesh, "dp_shard", NULL));
+        TEST_FAILS(DT_ERR_STATE, "'model.embed_tokens'",
+                   dt_fully_shard(head, *mesh, "dp_shard", NULL));
+        return DT_OK;
+    }
+    DT_TRY(dt_fully_shard(dt_model_layer(*model, 0), *mesh, "dp_shard", NULL));
+    DT_TRY(dt_fully_shard_list(3, ends, *mesh, "dp_shard", NULL));
+    DT_TRY(dt_fully_shard(*model, *mesh, "dp_shard", NULL));
+    return DT_OK;
+}
+
+/* Embedding and head share a weight of 4k+1 rows, in one group: every row learns; one reduction a group. */
+static dt_status tied_body(dt_world *world, void *arg)
+{
+    enum { V = 33, H = 8, B = 4, S = 12 };
+    dt_mesh *mesh = NULL;
+    dt_module *model = NULL;
+    dt_tape *t = NULL;
+    dt_optim *optim = NULL;
+    const dt_layout *layout = NULL;
+    dt_values in = {.n = 2};
+    int32_t host[B * S];
+    float before[V * H], after[V * H];
+    DT_TRY(tied(world, &model, &mesh, arg != NULL));
+    if (!arg) {
+        DT_TRY(dt_module_materialize(model, mesh, 3));
+        DT_TRY(dt_adamw_create(model, &(dt_adamw_options){0}, &optim));
+        DT_TRY(dt_tape_create(mesh, NULL, &t));
+        DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(B, S), "S(0)@dp_shard", &layout));
+        for (int k = 0; k < 2; k++) {
+            for (int i = 0; i < B * S; i++)
+                host[i] = (i * 5 + k) % V;
+            DT_TRY(dt_distribute(layout, DT_I32, host, &in.value[k]));
+        }
+        dt_tensor *w = dt_module_param(dt_module_find(model, "lm_head"), "weight")->tensor;
+        DT_TRY(dt_tensor_read_f32_sync(w, before));
+        dt_model_set_loss(model, B * S, 0);
+        for (int s = 0; s < 10; s++) {
+            const dt_values out = dt_module_call(model, t, &in);
+            dt_world_reset_counts(world);
+            DT_TRY(dt_backward(t, out.value[0]));
+            TEST_THAT(dt_world_counts(world).calls[DT_CALL_REDUCE_SCATTER] == 2,
+                      "block, and the tied group");
+            dt_tape_reset(t, NULL);
+            DT_TRY(dt_module_reduce_grads(model));
+            DT_TRY(dt_optim_step(optim, 1e-2, 1));
+            dt_module_clear_grads(model);
+        }
+        DT_TRY(dt_tensor_read_f32_sync(w, after));
+        for (int r = 0; r < V; r++)
+            TEST_THAT(memcmp(before + r * H, after + r * H, H * sizeof(float)) != 0,
+                      "row %d never changed", r);
+    }
+    dt_tensor_destroy(&in.value[0]);
+    dt_tensor_destroy(&in.value[1]);
+    dt_tape_destroy(&t);
+    dt_optim_destroy(&optim);
+    dt_module_destroy(&model);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(tied_weights)
+{
+    test_ranks(4, tied_body, _i ? (void *)&_i : NULL);
+}
+END_TEST
+
+/* ---- F16: one group of norm and head, the head called on chunks of the batch ---- */
+
+static dt_values chunked(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    dt_tensor *x = dt_module_call1(dt_module_child(m, 0), t, in->value[0]), *sum = NULL;
+    for (int i = 0; i < 4; i++) {
+        dt_tensor *y =
+            dt_module_call1(dt_module_child(m, 1), t, dt_slice(t, x, 1, 2 * i, 2 * i + 2));
+        y = dt_sum(t, dt_mul(t, y, y), 0);
+        sum = sum ? dt_add(t, sum, y) : y;
+    }
+    return (dt_values){.n = 1, .value = {sum}};
+}
+
+typedef struct chunk_run {
+    dt_reshard reshard;
+    bool plain;
+    int gathers; /* forward */
+    float weight[5 * 4];
+} chunk_run;
+
+static dt_status chunk_body(dt_world *world, void *arg)
+{
+    static const dt_module_kind kind = {"chunked", 0, chunked};
+    chunk_run *run = arg;
+    const dt_fsdp_options o = {.reshard = run->reshard};
+    dt_mesh *mesh = NULL;
+    dt_module *m = NULL, *both[2] = {0};
+    dt_tape *t = NULL;
+    dt_tensor *x = NULL;
+    float host[4 * 8 * 4];
+    const dt_layout *layout = NULL;
+    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
+                          &(dt_mesh_options){.axes = {{"dp_shard", -1}}}, &mesh));
+    DT_TRY(dt_module_create(&kind, &m));
+    DT_TRY(dt_layer_rmsnorm(4, 1e-5, &both[0]));
+    DT_TRY(dt_layer_linear(&(dt_linear_options){.in = 4, .out = 5, .std = 0.5}, &both[1]));
+    DT_TRY(dt_module_add(m, "norm", both[0]));
+    DT_TRY(dt_module_add(m, "head", both[1]));
+    DT_TRY(dt_module_finish(m));
+    if (!run->plain) {
+        DT_TRY(dt_fully_shard_list(2, both, mesh, "dp_shard", &o));
+        DT_TRY(dt_fully_shard(m, mesh, "dp_shard", &o));
+    }
+    DT_TRY(dt_module_materialize(m, mesh, 3));
+    DT_TRY(dt_tape_create(mesh, NULL, &t));
+    for (int i = 0; i < 4 * 8 * 4; i++)
+        host[i] = (float)(i % 13) / 13 - 0.4f;
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(4, 8, 4), "S(0)@dp_shard", &layout));
+    DT_TRY(dt_distribute(layout, DT_F32, host, &x));
+    dt_world_reset_counts(world);
+    dt_tensor *loss = dt_module_call1(m, t, x);
+    TEST_THAT(dt_world_counts(world).calls[DT_CALL_ALL_GATHER] == run->gathers,
+              "%lld gathers, not %d", (long long)dt_world_counts(world).calls[DT_CALL_ALL_GATHER],
+              run->gathers);
+    dt_world_reset_counts(world);
+    DT_TRY(dt_backward(t, loss));
+    const dt_counts n = dt_world_counts(world);
+    TEST_THAT(run->plain || (n.calls[DT_CALL_ALL_GATHER] == (run->reshard != DT_RESHARD_NEVER) &&
+                             n.calls[DT_CALL_REDUCE_SCATTER] == 1),
+              "backward: one gather for 4 chunks, one reduction; %lld and %lld",
+              (long long)n.calls[DT_CALL_ALL_GATHER], (long long)n.calls[DT_CALL_REDUCE_SCATTER]);
+    DT_TRY(dt_module_reduce_grads(m));
+    TEST_THAT(run->plain || dt_heap_get_stats(dt_mesh_heap(mesh)).live[DT_TAG_COMM] == 0,
+              "freed after the loop");
+    dt_tensor *w = dt_module_param(both[1], "weight")->tensor, *g = NULL;
+    const dt_local *grad = dt_tensor_grad(w);
+    DT_TRY(dt_from_array(grad->layout, &grad->array, &g));
+    float whole[5 * 4];
+    DT_TRY(dt_tensor_read_f32_sync(g, whole));
+    if (dt_world_rank(world) == 0)
+        memcpy(run->weight, whole, sizeof whole);
+    dt_tensor_destroy(&g);
+    dt_tensor_destroy(&x);
+    dt_tape_destroy(&t);
+    dt_module_destroy(&m);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(head_in_chunks)
+{
+    chunk_run one = {.plain = true}, never = {.reshard = DT_RESHARD_NEVER, .gathers = 1},
+              always = {.reshard = DT_RESHARD_ALWAYS, .gathers = 4};
+    test_ranks(1, chunk_body, &one);
+    test_ranks(2, chunk_body, &never);
+    test_ranks(2, chunk_body, &always);
+    ck_assert(test_max_diff(never.weight, one.weight, 20) <= 1e-5 * test_max_abs(one.weight, 20));
+    ck_assert(test_max_diff(always.weight, one.weight, 20) <= 1e-5 * test_max_abs(one.weight, 20));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("fully_shard errors");
+    TCase *tc = tcase_create("errors");
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, setup);
+    tcase_add_test(tc, scalars);
+    tcase_add_loop_test(tc, first_forward, 0, 3);
+    tcase_add_loop_test(tc, in_the_middle, 0, 3);
+    tcase_add_loop_test(tc, memory_ends, 0, 2);
+    tcase_add_test(tc, a_peer_dies);
+    tcase_add_loop_test(tc, tied_weights, 0, 2);
+    tcase_add_test(tc, head_in_chunks);
+    suite_add_tcase(suite, tc);
+    return test_main(suite);
+}
