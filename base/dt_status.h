@@ -48,8 +48,10 @@ dt_status dt_error_push(dt_status st, const char *file, int line, const char *fu
  * trace as it was. Returns st. */
 dt_status dt_error_relay(dt_status st, int rank, const char *trace);
 
-/* Record a failure and evaluate to its status: `return DT_ERROR(DT_ERR_ARG, "n=%d", n);`. */
-#define DT_ERROR(st, ...) dt_error_set((st), __FILE__, __LINE__, __func__, __VA_ARGS__)
+/* Record a failure and evaluate to its status: `return DT_ERROR(DT_ERR_ARG, "n=%d", n);`. `st` is
+ * evaluated twice, so that compilers and clang-tidy see what the value is. */
+#define DT_ERROR(st, ...) \
+    (dt_error_set((st), __FILE__, __LINE__, __func__, __VA_ARGS__), (dt_status)(st))
 
 /* Require something of the inputs, in every build. Write the values into the message. */
 #define DT_REQUIRE(cond, st, ...)               \
@@ -59,11 +61,11 @@ dt_status dt_error_relay(dt_status st, int rank, const char *trace);
     } while (0)
 
 /* Pass a failure on; only where this function owns nothing yet. */
-#define DT_TRY(call)                                                     \
-    do {                                                                 \
-        const dt_status try_st_ = (call);                                \
-        if (try_st_ != DT_OK)                                            \
-            return dt_error_push(try_st_, __FILE__, __LINE__, __func__); \
+#define DT_TRY(call)                                                                 \
+    do {                                                                             \
+        const dt_status try_st_ = (call);                                            \
+        if (try_st_ != DT_OK)                                                        \
+            return (dt_error_push(try_st_, __FILE__, __LINE__, __func__), try_st_);  \
     } while (0)
 
 /* Pass a failure on through a cleanup label; `st` is the caller's variable. */
