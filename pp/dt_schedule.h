@@ -77,8 +77,8 @@ DT_NODISCARD dt_status dt_pp_schedule_parse(const char *text, const char *where,
 DT_NODISCARD dt_status dt_pp_schedule_read(const char *path, dt_pp_schedule **schedule_out);
 DT_NODISCARD dt_status dt_pp_schedule_write(const dt_pp_schedule *schedule, FILE *out);
 
-/* dt_pp_check - is it complete, on the right ranks, and can it run to its end even when a send waits
- * for its receive? Takes schedules with and without the actions that lowering adds.
+/* dt_pp_check - is it complete, on the right ranks, and does it run to its end even when a send
+ * waits for its receive? Takes schedules with and without the actions that lowering adds.
  * Errors: DT_ERR_ARG names rank, position in the row and action. */
 DT_NODISCARD dt_status dt_pp_check(const dt_pp_schedule *schedule);
 

@@ -174,8 +174,8 @@ static bool ready(const pattern *a, int j, const int *const done[2], int last_st
     return done[0][s] > k && (s == last_stage || done[1][s + 1] > k);
 }
 
-/* What rank a does now: 0..3, 4 for a W, 5 for nothing. At most `cap` forwards are live. The action
- * after the next may go first (swap) if it is ready, and if both fit should both be forwards. */
+/* What rank a does now: 0..3, 4 for a W, 5 for nothing. At most `cap` forwards are live. With `swap`
+ * the action after the next may go before it. */
 static int choose(const pattern *a, dti_pp_shape g, int cap, bool swap, const int *const done[2])
 {
     const int j = follows(a, g.m), last_stage = 2 * g.p - 1;
@@ -185,8 +185,7 @@ static int choose(const pattern *a, dti_pp_shape g, int cap, bool swap, const in
         pattern after = *a;
         after.next[j]++;
         const int i = follows(&after, g.m);
-        const bool fits = i >= 2 || (a->live < cap && (j >= 2 || a->live - a->pending + 2 <= cap));
-        if (i < 4 && i != j && fits && ready(a, i, done, last_stage))
+        if (i < 4 && i != j && (i >= 2 || a->live < cap) && ready(a, i, done, last_stage))
             return i;
     }
     return a->pending > 0 ? 4 : 5;

@@ -187,6 +187,10 @@ START_TEST(costs)
     ck_assert(fabs(makespan(lowered, waiting) - 7) < 1e-12);
     dt_pp_schedule_destroy(&s);
     dt_pp_schedule_destroy(&lowered);
+    /* Rank 1: F0 4..5, B0 ..7, F1 ..8, B1 ..10; rank 0: B0 10..12, B1 when it arrives, 13..15. */
+    ck_ok(dt_pp_schedule_create("1f1b", 2, 2, 0, &s));
+    ck_assert(fabs(makespan(s, (dt_pp_costs){.transfer = 3}) - 15) < 1e-12);
+    dt_pp_schedule_destroy(&s);
 }
 END_TEST
 
