@@ -174,8 +174,8 @@ static bool ready(const pattern *a, int j, const int *const done[2], int last_st
     return done[0][s] > k && (s == last_stage || done[1][s + 1] > k);
 }
 
-/* What rank a does now: 0..3, 4 for a W, 5 for nothing. At most `cap` forwards are live. With `swap`
- * the action after the next may go before it. */
+/* What rank a does now: 0..3, 4 for a W, 5 for nothing. At most `cap` forwards are live. With
+ * `swap` the action after the next may go before it. */
 static int choose(const pattern *a, dti_pp_shape g, int cap, bool swap, const int *const done[2])
 {
     const int j = follows(a, g.m), last_stage = 2 * g.p - 1;

@@ -147,7 +147,7 @@ START_TEST(all_legal)
         for (int p = rule->p_multiple; p <= 8; p += rule->p_multiple)
             for (int m = rule->m_per_rank * p; m <= 4 * p; m += rule->m_multiple)
                 for (int v = rule->v_least; v <= (rule->v_most ? rule->v_most : 3); v++)
-                    legal(rule->name, p, m, v, p <= 4 || (m == 2 * p && v <= 2));
+                    legal(rule->name, p, m, v, p <= 3 || (m == 2 * p && v <= 2));
     }
 }
 END_TEST
