@@ -70,6 +70,7 @@ static dt_status shard(train_session *s)
 static dt_status build(train_session *s)
 {
     const train_config *c = s->config;
+    s->scaler = c->param_dtype == DT_F16 ? dt_scaler_start() : (dt_scaler){.scale = 1};
     DT_TRY(train_config_check_ranks(c, dt_world_size(s->world)));
     DT_TRY(dt_model_create(c->model_config, &s->model, &s->facts));
     DT_TRY(lay_out(s));
@@ -213,6 +214,11 @@ static dt_status sum_loss(train_session *s, double *loss)
     return DT_OK;
 }
 
+static dt_tensor *scaled(train_session *s, dt_tensor *loss)
+{
+    return s->scaler.scale == 1 ? loss : dt_scale(s->tape, loss, s->scaler.scale);
+}
+
 static dt_status all_passes(train_session *s, place at, bool no_grad, double *loss, int64_t *valid)
 {
     const int64_t samples = s->config->global_batch, at_once = microbatch(s->config);
@@ -224,7 +230,7 @@ static dt_status all_passes(train_session *s, place at, bool no_grad, double *lo
         dt_status st =
             forward(s, at, lo, lo + at_once < samples ? lo + at_once : samples, no_grad, &m, loss);
         if (st == DT_OK && !no_grad)
-            st = dt_backward(s->tape, m.logits_or_loss);
+            st = dt_backward(s->tape, scaled(s, m.logits_or_loss));
         micro_release(&m);
         if (st != DT_OK)
             return dt_error_push(st, __FILE__, __LINE__, __func__);
@@ -253,6 +259,20 @@ static dt_status gradient_norm(train_session *s, train_result *r)
     return st;
 }
 
+/* Norms as they would be without the loss scale; whether the gradients are any good. */
+static dt_status undo_scale(train_session *s, train_result *r, double *factor, bool *apply)
+{
+    int n = 0;
+    if (s->config->param_dtype != DT_F16)
+        return DT_OK;
+    DT_TRY(dt_scaler_update(&s->scaler, r->grad_norm, factor, apply));
+    (void)dt_module_params(s->model, &n);
+    for (int i = 0; r->param_grad_norm && i < n; i++)
+        r->param_grad_norm[i] *= *factor;
+    r->grad_norm *= *factor;
+    return DT_OK;
+}
+
 dt_status train_session_step(train_session *s, train_result *r)
 {
     const train_config *c = s->config;
@@ -261,13 +281,16 @@ dt_status train_session_step(train_session *s, train_result *r)
     DT_TRY(gradient_norm(s, r));
     if (s->inspect)
         DT_TRY(s->inspect(s, s->inspect_arg));
-    DT_REQUIRE(isfinite(r->loss) && isfinite(r->grad_norm), DT_ERR_STATE,
-               "step %lld: loss %g, gradient norm %g; nothing was updated", (long long)s->step + 1,
-               r->loss, r->grad_norm);
+    DT_REQUIRE(isfinite(r->loss) && (isfinite(r->grad_norm) || c->param_dtype == DT_F16),
+               DT_ERR_STATE, "step %lld: loss %g, gradient norm %g; nothing was updated",
+               (long long)s->step + 1, r->loss, r->grad_norm);
+    double unscale = 1;
+    bool apply = true;
+    DT_TRY(undo_scale(s, r, &unscale, &apply));
     r->lr = dt_schedule_lr(&c->schedule, s->step);
     r->tokens = c->global_batch * c->seq_len;
-    if (r->valid > 0)
-        DT_TRY(dt_optim_step(s->optim, r->lr, dt_clip_factor(r->grad_norm, c->max_norm)));
+    if (r->valid > 0 && apply)
+        DT_TRY(dt_optim_step(s->optim, r->lr, unscale * dt_clip_factor(r->grad_norm, c->max_norm)));
     dt_module_clear_grads(s->model);
     s->position = dt_dataset_position_next(dt_dataset_length(s->data), s->position, c->global_batch,
                                            c->seq_len);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "examples/train_config.h"
+#include "optim/dt_scaler.h"
 
 typedef struct train_session {
     const train_config *config;
@@ -13,10 +14,11 @@ typedef struct train_session {
     dt_optim *optim;
     dt_dataset *data, *eval_data; /* eval_data NULL: the end of data */
     dt_tape *tape;
+    dt_scaler scaler;       /* of the loss, with parameters in f16; else the scale stays 1 */
     int64_t step;           /* finished ones */
     int64_t position;       /* token where the next batch starts */
     int32_t *ids, *targets; /* of this rank's part of a microbatch */
-    /* Called with the reduced gradients, before clipping and update; NULL: not. */
+    /* Called with the reduced gradients (times scaler.scale), before clipping and update; NULL: not. */
     dt_status (*inspect)(struct train_session *s, void *arg);
     void *inspect_arg;
 } train_session;
@@ -34,6 +36,7 @@ dt_status train_session_create(const train_config *config, dt_world *world,
 void train_session_destroy(train_session *s);
 
 /* train_session_step - one optimizer step over the global batch, in microbatches.
+ * With parameters in f16 a step whose gradients overflow updates nothing and halves the loss scale.
  * Collective. Errors: DT_ERR_STATE when loss or gradients are not finite: nothing was updated. */
 dt_status train_session_step(train_session *s, train_result *result);
 

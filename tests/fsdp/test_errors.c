@@ -314,7 +314,13 @@ END_TEST
 
 /* ---- tied parameters ---- */
 
-static dt_status tied(dt_world *world, dt_module **model, dt_mesh **mesh, bool apart)
+enum { V = 33, H = 8 };
+typedef struct tied_run {
+    enum { TOGETHER, APART, REPLICATED } how;
+    float weight[V * H];
+} tied_run;
+
+static dt_status tied(dt_world *world, dt_module **model, dt_mesh **mesh, int how)
 {
     const dt_llama_config c = {.vocab_size = 4 * 8 + 1,
                                .hidden_size = 8,
@@ -334,7 +340,9 @@ static dt_status tied(dt_world *world, dt_module **model, dt_mesh **mesh, bool a
     dt_module *embed = dt_module_find(*model, "model.embed_tokens"),
               *head = dt_module_find(*model, "lm_head");
     dt_module *const ends[] = {embed, dt_module_find(*model, "model.norm"), head};
-    if (apart) {
+    if (how == REPLICATED)
+        return dt_replicate(*model, *mesh, "dp_shard", 0);
+    if (how == APART) {
         TEST_FAILS(DT_ERR_STATE, "model.embed_tokens",
                    dt_fully_shard(embed, *mesh, "dp_shard", NULL));
         TEST_FAILS(DT_ERR_STATE, "'lm_head'", dt_fully_shard(embed, *mesh, "dp_shard", NULL));
@@ -351,7 +359,8 @@ static dt_status tied(dt_world *world, dt_module **model, dt_mesh **mesh, bool a
 /* Embedding and head share a weight of 4k+1 rows, in one group: every row learns; one reduction a group. */
 static dt_status tied_body(dt_world *world, void *arg)
 {
-    enum { V = 33, H = 8, B = 4, S = 12 };
+    enum { B = 4, S = 12 };
+    tied_run *run = arg;
     dt_mesh *mesh = NULL;
     dt_module *model = NULL;
     dt_tape *t = NULL;
@@ -360,8 +369,8 @@ static dt_status tied_body(dt_world *world, void *arg)
     dt_values in = {.n = 2};
     int32_t host[B * S];
     float before[V * H], after[V * H];
-    DT_TRY(tied(world, &model, &mesh, arg != NULL));
-    if (!arg) {
+    DT_TRY(tied(world, &model, &mesh, (int)run->how));
+    if (run->how != APART) {
         DT_TRY(dt_module_materialize(model, mesh, 3));
         DT_TRY(dt_adamw_create(model, &(dt_adamw_options){0}, &optim));
         DT_TRY(dt_tape_create(mesh, NULL, &t));
@@ -378,8 +387,11 @@ static dt_status tied_body(dt_world *world, void *arg)
             const dt_values out = dt_module_call(model, t, &in);
             dt_world_reset_counts(world);
             DT_TRY(dt_backward(t, out.value[0]));
-            TEST_THAT(dt_world_counts(world).calls[DT_CALL_REDUCE_SCATTER] == 2,
+            TEST_THAT(dt_world_counts(world).calls[DT_CALL_REDUCE_SCATTER] ==
+                          (run->how == TOGETHER ? 2 : 0),
                       "block, and the tied group");
+            TEST_THAT(dt_world_counts(world).calls[DT_CALL_ALL_REDUCE] == (run->how == REPLICATED),
+                      "or one bucket");
             dt_tape_reset(t, NULL);
             DT_TRY(dt_module_reduce_grads(model));
             DT_TRY(dt_optim_step(optim, 1e-2, 1));
@@ -390,6 +402,8 @@ static dt_status tied_body(dt_world *world, void *arg)
             TEST_THAT(memcmp(before + r * H, after + r * H, H * sizeof(float)) != 0,
                       "row %d never changed", r);
     }
+    if (run->how != APART && dt_world_rank(world) == 0)
+        memcpy(run->weight, after, sizeof after);
     dt_tensor_destroy(&in.value[0]);
     dt_tensor_destroy(&in.value[1]);
     dt_tape_destroy(&t);
@@ -401,7 +415,11 @@ static dt_status tied_body(dt_world *world, void *arg)
 
 START_TEST(tied_weights)
 {
-    test_ranks(4, tied_body, _i ? (void *)&_i : NULL);
+    tied_run together = {.how = TOGETHER}, apart = {.how = APART}, replicated = {.how = REPLICATED};
+    test_ranks(4, tied_body, &together);
+    test_ranks(4, tied_body, &apart);
+    test_ranks(4, tied_body, &replicated);
+    ck_assert(memcmp(together.weight, replicated.weight, sizeof together.weight) == 0);
 }
 END_TEST
 
@@ -508,7 +526,7 @@ int main(void)
     tcase_add_loop_test(tc, in_the_middle, 0, 3);
     tcase_add_loop_test(tc, memory_ends, 0, 2);
     tcase_add_test(tc, a_peer_dies);
-    tcase_add_loop_test(tc, tied_weights, 0, 2);
+    tcase_add_test(tc, tied_weights);
     tcase_add_test(tc, head_in_chunks);
     suite_add_tcase(suite, tc);
     return test_main(suite);

@@ -1,5 +1,6 @@
 /* tests/fsdp/test_mixed.c - types: compute in bf16 or f16 with f32 weights, sums in f32 or bf16, parameters of several types in
  * one group; on one rank casts alone. (F12; F1 and F2 for the arithmetic.) */
+#include "optim/dt_scaler.h"
 #include "tests/fsdp/net.h"
 
 #include <math.h>
@@ -333,6 +334,79 @@ START_TEST(cleared_is_gone)
 }
 END_TEST
 
+/* ---- f16 with a loss scale ---- */
+
+typedef struct scaled_run {
+    net_case c;
+    double first; /* scale to begin with */
+    int64_t skipped;
+    double scale; /* at the end */
+    float *weight;
+    int64_t count;
+} scaled_run;
+
+/* A scale too large for f16 is halved until gradients fit, on all ranks alike; the weights are then those of a run that began
+ * with the scale found: powers of two change no bit.  */
+static dt_status scaled_body(dt_world *world, void *arg)
+{
+    scaled_run *run = arg;
+    net n;
+    int np = 0;
+    DT_TRY(net_open(&run->c, world, &n));
+    dt_param *const *p = dt_module_params(n.root, &np);
+    dt_scaler s = dt_scaler_start();
+    s.scale = run->first;
+    dt_comm *all = dt_world_comm(world);
+    for (int done = 0; done < 3;) {
+        dt_tensor *loss = NULL;
+        dt_local grads[40];
+        double norm = 0, factor = 0;
+        bool apply = false;
+        DT_TRY(net_forward(&n, done, false, &loss));
+        DT_TRY(dt_backward(n.t, dt_scale(n.t, loss, s.scale)));
+        DT_TRY(dt_module_reduce_grads(n.root));
+        for (int i = 0; i < np; i++)
+            grads[i] = *dt_tensor_grad(p[i]->tensor);
+        DT_TRY(dt_global_norm_sync(np, grads, all, &norm, NULL));
+        DT_TRY(dt_scaler_update(&s, norm, &factor, &apply));
+        if (apply)
+            DT_TRY(dt_optim_step(n.optim, 1e-2, factor * dt_clip_factor(norm * factor, 1)));
+        dt_module_clear_grads(n.root);
+        done += apply;
+        double same[] = {apply, -(double)apply}; /* all ranks decide alike */
+        DT_TRY(dt_all_reduce_f64_sync(all, same, 2, DT_REDUCE_MAX));
+        TEST_THAT(same[0] == -same[1], "some ranks skip, some do not");
+    }
+    int64_t count = 0;
+    float *weight = NULL;
+    DT_TRY(net_weights(&n, &count, &weight));
+    if (dt_world_rank(world) == 0) {
+        run->skipped = s.skipped;
+        run->scale = s.scale;
+        run->weight = weight;
+        run->count = count;
+    } else {
+        free(weight);
+    }
+    net_close(&n);
+    return DT_OK;
+}
+
+START_TEST(loss_scale)
+{
+    scaled_run high = {.c = usual(_i + 1, DT_F16, DT_F32), .first = 0x1p30};
+    test_ranks(_i + 1, scaled_body, &high);
+    ck_assert_msg(high.skipped > 2 && high.scale == ldexp(1, 30 - (int)high.skipped),
+                  "%lld skipped, scale %g", (long long)high.skipped, high.scale);
+    scaled_run found = {.c = high.c, .first = high.scale};
+    test_ranks(_i + 1, scaled_body, &found);
+    ck_assert_int_eq(found.skipped, 0);
+    ck_assert(memcmp(found.weight, high.weight, sizeof(float) * (size_t)found.count) == 0);
+    free(high.weight);
+    free(found.weight);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("fully_shard types");
@@ -342,6 +416,7 @@ int main(void)
     tcase_add_loop_test(tc, low_precision_trains, 0, 4);
     tcase_add_test(tc, types_in_a_group);
     tcase_add_loop_test(tc, cleared_is_gone, 0, 2);
+    tcase_add_loop_test(tc, loss_scale, 0, 3);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

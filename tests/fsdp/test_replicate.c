@@ -139,25 +139,30 @@ static int64_t find(const net *n, int64_t from, const char *kind, const char *na
     return -1;
 }
 
-/* Slow all-reduces: bucket 0 (the head) is issued before the last block's gradients are computed and ends after. */
+/* Slow all-reduces: bucket 0 (the head) is issued before the last block's gradients are computed, bucket 1 after; and bucket
+ * 0's call ends after that compute, if the machine is not too busy. */
 static dt_status order_body(dt_world *world, void *arg)
 {
     net n;
     dt_tensor *loss = NULL;
+    int64_t seen = 0;
     DT_TRY(net_open(arg, world, &n));
-    DT_TRY(net_forward(&n, 0, false, &loss));
     dt_world_set_delay(world, 1u << DT_CALL_ALL_REDUCE, 40);
-    dt_trace_clear(n.trace);
-    DT_TRY(dt_backward(n.t, loss));
-    const int64_t issued = find(&n, 0, "issue", "bucket 0", -1);
-    const int64_t grad = find(&n, issued, "grad", "linear", DT_TRACE_END);
-    const int64_t arrived = find(&n, issued, "comm", "bucket 0", DT_TRACE_END);
-    TEST_THAT(issued >= 0 && issued < grad && grad < arrived,
-              "issued %lld, gradient %lld, there %lld", (long long)issued, (long long)grad,
-              (long long)arrived);
-    const int64_t second = find(&n, issued, "issue", "bucket 1", -1);
-    TEST_THAT(second > grad, "bucket 1 waits for the gradients of its block: %lld",
-              (long long)second);
+    for (int i = 0; i < 10 && !seen; i++) {
+        DT_TRY(net_forward(&n, i, false, &loss));
+        dt_trace_clear(n.trace);
+        DT_TRY(dt_backward(n.t, loss));
+        const int64_t issued = find(&n, 0, "issue", "bucket 0", -1);
+        const int64_t grad = find(&n, issued, "grad", "linear", DT_TRACE_END);
+        const int64_t second = find(&n, issued, "issue", "bucket 1", -1);
+        TEST_THAT(issued >= 0 && issued < grad && grad < second,
+                  "issued %lld, gradient %lld, bucket 1 %lld", (long long)issued, (long long)grad,
+                  (long long)second);
+        seen = grad < find(&n, issued, "comm", "bucket 0", DT_TRACE_END);
+        DT_TRY(dt_all_reduce_i64_sync(dt_world_comm(world), &seen, 1, DT_REDUCE_MIN));
+        dt_module_clear_grads(n.root);
+    }
+    TEST_THAT(seen, "bucket 0 never ended after the compute that it should run beside");
     net_close(&n);
     return DT_OK;
 }
