@@ -48,6 +48,9 @@ dt_status dt_error_push(dt_status st, const char *file, int line, const char *fu
  * trace as it was. Returns st. */
 dt_status dt_error_relay(dt_status st, int rank, const char *trace);
 
+/* dt_error_restore - fail with a trace that was copied earlier, as it was. Returns st. */
+dt_status dt_error_restore(dt_status st, const char *trace);
+
 /* Record a failure and evaluate to its status: `return DT_ERROR(DT_ERR_ARG, "n=%d", n);`. `st` is
  * evaluated twice, so that compilers and clang-tidy see what the value is. */
 #define DT_ERROR(st, ...) \

@@ -80,6 +80,15 @@ dt_status dt_error_push(dt_status st, const char *file, int line, const char *fu
     return st;
 }
 
+dt_status dt_error_restore(dt_status st, const char *trace)
+{
+    char copy[TRACE_BYTES]; /* it may be this thread's own */
+    (void)snprintf(copy, sizeof copy, "%s", trace);
+    dt_error_clear();
+    append("%s%s", copy, *copy && copy[strlen(copy) - 1] == '\n' ? "" : "\n");
+    return st;
+}
+
 /* A text that starts so was relayed and names its rank itself. */
 static bool names_rank(const char *trace)
 {

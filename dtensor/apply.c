@@ -15,12 +15,15 @@
 /* The refusal as one message: what is wrong, and what would mend it. */
 static dt_status refuse(dt_status st, const dt_op *op, const dt_rule *r, size_t elem_bytes)
 {
-    char why[2200], fix[1000] = "";
-    (void)snprintf(why, sizeof why, "%s", dt_error_trace());
-    why[strcspn(why, "\n")] = '\0';
+    char fix[1000] = "";
+    dti_reason_text why;
+    dti_reason(st, &why);
+    const size_t name = strlen(op->name); /* said already by what quotes this */
+    const bool named = !strncmp(why.what, op->name, name) && !strncmp(why.what + name, ": ", 2);
     if (st == DT_ERR_PLACEMENT)
         DT_TRY(dti_rule_explain_fix(r, op->infer, op->rule, elem_bytes, fix, sizeof fix));
-    return DT_ERROR(st, "%s%s%s", why, *fix ? "; to mend: " : "", fix);
+    return DT_ERROR(st, "%s%s%s", why.what + (named ? name + 2 : 0),
+                    *fix ? "\n  to mend: " : "", fix);
 }
 
 static dt_status make_rule(const dt_op *op, const void *attr, dt_mesh *mesh, int nin,
@@ -339,17 +342,17 @@ static dt_mesh *mesh_of(int nin, dt_tensor *const *in)
 }
 
 void dti_run(dt_tape *t, const dt_op *op, const void *attr, const dti_rule *rule, int nin,
-             dt_tensor *const *in, int nout, dt_tensor **out)
+             dt_tensor *const *in, dt_tensor **out)
 {
     dti_call k;
-    dti_call_begin(&k, t, op, attr, nin, nout);
+    dti_call_begin(&k, t, op, attr, nin, rule->nout);
     k.c.path = dt_tape_path(t);
     k.c.where = t->where;
     k.mesh = mesh_of(nin, in);
     const dt_status st = run(&k, rule, in, out);
     dti_call_release(&k);
     if (st != DT_OK) {
-        for (int j = 0; j < nout; j++)
+        for (int j = 0; j < rule->nout; j++)
             out[j] = dti_fail(t, st, op->name, nin, in);
     }
 }
@@ -367,7 +370,7 @@ void dt_op_apply_n(dt_tape *t, const dt_op *op, const void *attr, int nin, dt_te
     else
         st = find_rule(op, attr, mesh_of(nin, in), nin, in, nout, &rule);
     if (st == DT_OK) {
-        dti_run(t, op, attr, rule, nin, in, nout, out);
+        dti_run(t, op, attr, rule, nin, in, out);
         return;
     }
     for (int j = 0; j < nout; j++)

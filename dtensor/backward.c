@@ -220,10 +220,9 @@ dt_status dti_walk(dt_tape *t, dt_walk walk)
         const dt_status st = visit(t, t->node[i], walk);
         if (st == DT_OK)
             continue;
-        char inner[1500];
-        (void)snprintf(inner, sizeof inner, "%s", dt_error_trace());
-        return dt_tape_fail(t, DT_ERROR(st, "gradients of op %s%s%s at %s: %s", n->name,
-                                        *n->path ? " in " : "", n->path, n->where, inner));
+        char what[100];
+        (void)snprintf(what, sizeof what, "gradients of op %s", n->name);
+        return dti_fail_at(t, st, n->where ? n->where : "", n->path, what);
     }
     return DT_OK;
 }
@@ -257,6 +256,7 @@ static dt_status seed(dt_tape *t, int n, dt_tensor *const *outputs, const dt_loc
     for (int i = 0; i < n; i++) {
         if (!grads[i].array.storage)
             continue;
+        DT_TRY(dti_tensor_status(outputs[i], "gradients of"));
         DT_REQUIRE(outputs[i]->tape == t, DT_ERR_STATE, "output %d is not on this tape", i);
         DT_REQUIRE(outputs[i]->requires_grad, DT_ERR_STATE,
                    "output %d depends on nothing that wants a gradient", i);
@@ -294,8 +294,9 @@ dt_status dt_backward_weight(dt_tape *t)
 dt_status dt_backward(dt_tape *t, dt_tensor *loss)
 {
     DT_TRY(dt_tape_status(t));
-    DT_REQUIRE(!loss->failed && dt_shape_count(loss->layout->shape) == 1 && !loss->dropped,
-               DT_ERR_SHAPE, "backward starts at a loss of one element");
+    DT_TRY(dti_tensor_status(loss, "backward from"));
+    DT_REQUIRE(dt_shape_count(loss->layout->shape) == 1, DT_ERR_SHAPE,
+               "backward starts at a loss of one element");
     dt_mesh *mesh = dt_layout_mesh(loss->layout);
     const dt_layout dual = dt_layout_dual(loss->layout);
     dt_local one = {0};

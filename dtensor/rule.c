@@ -48,10 +48,10 @@ static dt_status refuse(const inference *f, const line *x, int i, int lead, char
     char want[24] = "R", a[DTI_OPERAND_TEXT], b[DTI_OPERAND_TEXT];
     const char *here = find(x->s->in[i], l);
     if (here)
-        snprintf(want, sizeof want, "S(%d)", (int)(here - x->s->in[i]));
-    return DT_ERROR(DT_ERR_PLACEMENT, "%s: on %s: %s must be %s, as %s is sharded on letter %s%c",
+        (void)snprintf(want, sizeof want, "S(%d)", (int)(here - x->s->in[i]));
+    return DT_ERROR(DT_ERR_PLACEMENT, "%s: on %s: %s must be %s, as %s is sharded on dim %d",
                     f->r->name, axis_name(f, x->axis), dti_rule_describe(f->r, i, a), want,
-                    dti_rule_describe(f->r, lead, b), isdigit((unsigned char)l) ? "..." : "", l);
+                    dti_rule_describe(f->r, lead, b), x->at[lead].dim);
 }
 
 static char letter_at(const line *x, int i)
@@ -65,8 +65,8 @@ static dt_status sharded_term(const inference *f, const line *x, int term, int l
     const char l = letter_at(x, lead);
     char a[DTI_OPERAND_TEXT];
     DT_REQUIRE(!isupper((unsigned char)l), DT_ERR_PLACEMENT,
-               "%s: on %s: dim %d (letter %c) of %s may not be sharded", f->r->name,
-               axis_name(f, x->axis), x->at[lead].dim, l, dti_rule_describe(f->r, lead, a));
+               "%s: on %s: dim %d of %s may not be sharded", f->r->name, axis_name(f, x->axis),
+               x->at[lead].dim, dti_rule_describe(f->r, lead, a));
     for (int i = 0; i < f->r->nin; i++) {
         if (!f->in[i] || x->s->term[i] != term)
             continue;
@@ -179,8 +179,8 @@ static dt_status infer_shape(inference *f, const dti_words *s)
                            f->r->name, i, l);
             const int64_t want = f->in[p->operand]->shape.dim[p->dim], got = f->in[i]->shape.dim[d];
             DT_REQUIRE(want == got, DT_ERR_SHAPE,
-                       "%s: letter %c has size %lld in %s and %lld in %s", f->r->name, l,
-                       (long long)want, dti_rule_describe(f->r, p->operand, a), (long long)got,
+                       "%s: dim %d of %s and dim %d of %s must have the same size", f->r->name,
+                       p->dim, dti_rule_describe(f->r, p->operand, a), d,
                        dti_rule_describe(f->r, i, b));
         }
     }
@@ -211,8 +211,9 @@ static dt_status infer_splits(inference *f, const dti_words *s)
                 whole || isupper((unsigned char)l) || find(f->loose, l) ||
                     same_split(x, d, y, p.dim),
                 DT_ERR_PLACEMENT,
-                "%s: letter %c is split differently in %s and %s: the order of axes must agree",
-                f->r->name, l, dti_rule_describe(f->r, p.operand, a),
+                "%s: dim %d of %s and dim %d of %s are split differently: the order of axes must "
+                "agree",
+                f->r->name, p.dim, dti_rule_describe(f->r, p.operand, a), d,
                 dti_rule_describe(f->r, i, b));
             if (!o || x->nsplit[d] <= f->out.nsplit[o - s->out])
                 continue;

@@ -180,8 +180,7 @@ dt_status dt_tape_status(const dt_tape *t)
 {
     if (t->status == DT_OK)
         return DT_OK;
-    return dt_error_set(t->status, __FILE__, __LINE__, __func__, "%s",
-                        t->trace ? t->trace : "no trace");
+    return dt_error_restore(t->status, t->trace ? t->trace : dt_status_string(t->status));
 }
 
 dt_status dt_tape_fail(dt_tape *t, dt_status st)
@@ -211,11 +210,58 @@ bool dt_tensor_is_failed(const dt_tensor *x)
     return x->failed;
 }
 
+dt_status dti_tensor_status(const dt_tensor *x, const char *doing)
+{
+    if (x->failed && x->tape)
+        DT_TRY(dt_tape_status(x->tape));
+    DT_REQUIRE(!x->failed && !x->dropped, DT_ERR_STATE, "%s a tensor that %s", doing,
+               x->failed ? "failed" : "was dropped");
+    return DT_OK;
+}
+
+void dti_reason(dt_status st, dti_reason_text *reason)
+{
+    (void)snprintf(reason->text, sizeof reason->text, "%s", dt_error_trace());
+    reason->what = reason->text;
+    reason->place = "";
+    char *end = strstr(reason->text, "\n  from ");
+    if (end)
+        *end = '\0';
+    char *colon = strstr(reason->text, ": ");
+    if (colon && strncmp(reason->text, "rank ", 5) != 0) { /* else relayed: says who failed */
+        *colon = '\0';
+        reason->place = reason->text;
+        reason->what = colon + 2;
+    }
+    char status[64];
+    const int length = snprintf(status, sizeof status, " (%s)", dt_status_string(st));
+    size_t used = strlen(reason->what);
+    used -= used && reason->what[used - 1] == '\n';
+    if (used >= (size_t)length && !memcmp(reason->what + used - length, status, (size_t)length))
+        used -= (size_t)length;
+    reason->what[used] = '\0';
+}
+
+dt_status dti_fail_at(dt_tape *t, dt_status st, const char *where, const char *path,
+                      const char *what)
+{
+    dti_reason_text reason;
+    dti_reason(st, &reason);
+    char *text = NULL;
+    if (asprintf(&text, "%s%s%s%s%s: %s\n  %s\n%s%s%s", where, *path ? " in " : "", path,
+                 *where || *path ? ": " : "", what, dt_status_string(st), reason.what,
+                 *reason.place ? "  from " : "", reason.place, *reason.place ? "\n" : "") < 0)
+        return dt_tape_fail(t, st);
+    (void)dt_error_restore(st, text);
+    free(text);
+    return dt_tape_fail(t, st);
+}
+
 dt_tensor *dti_fail(dt_tape *t, dt_status st, const char *op, int nin, dt_tensor *const *in)
 {
     if (t->status != DT_OK)
         return dt_tape_failed(t);
-    char operands[1024] = "", text[DT_LAYOUT_TEXT], shape[DT_SHAPE_TEXT], inner[3000];
+    char operands[1024] = "", what[1200], text[DT_LAYOUT_TEXT], shape[DT_SHAPE_TEXT];
     size_t used = 0;
     for (int i = 0; i < nin && used < sizeof operands; i++) {
         if (in[i] && in[i]->layout)
@@ -224,11 +270,8 @@ dt_tensor *dti_fail(dt_tape *t, dt_status st, const char *op, int nin, dt_tensor
                                  dt_shape_print(in[i]->layout->shape, shape, sizeof shape),
                                  dt_layout_print(in[i]->layout, text, sizeof text));
     }
-    (void)snprintf(inner, sizeof inner, "%s", dt_error_trace());
-    const char *path = dt_tape_path(t);
-    (void)dt_error_set(st, __FILE__, __LINE__, op, "op %s(%s)%s%s at %s: %s", op, operands,
-                       *path ? " in " : "", path, t->where, inner);
-    (void)dt_tape_fail(t, st);
+    (void)snprintf(what, sizeof what, "op %s(%s)", op, operands);
+    (void)dti_fail_at(t, st, t->where, dt_tape_path(t), what);
     return dt_tape_failed(t);
 }
 

@@ -109,6 +109,21 @@ dti_node *dti_append(dt_tape *t, const char *name, int nin, dt_tensor *const *in
                      dt_tensor *const *out, dti_backward backward);
 /* Fail the tape with the thread's trace and say which op it was; gives the failed tensor. */
 dt_tensor *dti_fail(dt_tape *t, dt_status st, const char *op, int nin, dt_tensor *const *in);
+/* The same for any place: "where in path: what: <status>", then the reason, "to mend: ..." where
+ * the trace has it, and the place in the library that found it, each on its own line. */
+dt_status dti_fail_at(dt_tape *t, dt_status st, const char *where, const char *path,
+                      const char *what);
+/* The thread's trace taken apart: what was wrong, without the status `st`, and "file:line function"
+ * that said so ("" if none). */
+typedef struct dti_reason_text {
+    char text[3000];
+    char *what;
+    const char *place;
+} dti_reason_text;
+void dti_reason(dt_status st, dti_reason_text *reason);
+/* DT_OK if x can be used; else the first error of its tape, or "<doing> a tensor that was dropped".
+ */
+dt_status dti_tensor_status(const dt_tensor *x, const char *doing);
 /* True if the op can run: no operand failed, was dropped or is of another tape or mesh; else the
  * tape has failed. */
 bool dti_usable(dt_tape *t, const char *op, int nin, dt_tensor *const *in);
@@ -122,7 +137,7 @@ static inline bool dti_records(const dt_tape *t)
 /* Run an op under a rule that is already known (dt_op_apply_n looks it up; dt_local_map declares
  * it). */
 void dti_run(dt_tape *t, const dt_op *op, const void *attr, const dti_rule *rule, int nin,
-             dt_tensor *const *in, int nout, dt_tensor **out);
+             dt_tensor *const *in, dt_tensor **out);
 
 /* A call as ops see it, and what the dispatcher keeps behind it. */
 enum { DTI_MAX_SCRATCH = 4 };

@@ -114,8 +114,7 @@ void dt_tensor_destroy(dt_tensor **x)
 
 dt_status dt_tensor_keep(dt_tensor *x, dt_tensor **kept_out)
 {
-    DT_REQUIRE(!x->failed && !x->dropped, DT_ERR_STATE, "a tensor that %s cannot be kept",
-               x->failed ? "failed" : "was dropped");
+    DT_TRY(dti_tensor_status(x, "keeping"));
     dt_array local = dt_array_share(&x->local);
     DT_TRY(make_leaf(x->layout, &local, kept_out));
     return DT_OK;
@@ -217,8 +216,7 @@ dt_status dt_full_value(const dt_layout *layout, dt_dtype dtype, double value,
 /* The whole tensor on every rank. */
 static dt_status gather(dt_tensor *x, dt_local *out)
 {
-    DT_REQUIRE(!x->failed && !x->dropped, DT_ERR_STATE, "reading a tensor that %s",
-               x->failed ? "failed" : "was dropped");
+    DT_TRY(dti_tensor_status(x, "reading"));
     dt_mesh *mesh = dt_layout_mesh(x->layout);
     const dt_layout whole = dt_layout_replicated(x->layout->grid, x->layout->shape);
     const dt_layout *dst = NULL;
@@ -258,7 +256,7 @@ done:
 
 dt_status dt_tensor_item_sync(dt_tensor *x, double *value_out)
 {
-    DT_REQUIRE(!x->failed, DT_ERR_STATE, "reading a tensor that failed");
+    DT_TRY(dti_tensor_status(x, "reading"));
     DT_REQUIRE(dt_shape_count(x->layout->shape) == 1, DT_ERR_SHAPE,
                "item of a tensor of %lld elements", (long long)dt_shape_count(x->layout->shape));
     if (x->local.dtype == DT_F64) {

@@ -43,6 +43,28 @@ static int64_t live(const bench *b)
 
 /* ---- errors ---- */
 
+/* Who called what; what is wrong; what mends it; where the library found it: a line each, each thing
+ * said once. */
+static dt_status check_error_lines(const dt_tape *t, const char *here)
+{
+    char text[2000];
+    const dt_status st = dt_tape_status(t);
+    TEST_THAT(st == DT_ERR_PLACEMENT, "still failed");
+    (void)snprintf(text, sizeof text, "%s", dt_error_trace());
+    const char *const line[] = {" in model.layers.3.mlp: op linear([4, 6] [S(1)@tp], [5, 6] [R]): "
+                                "no rule allows these placements\n  on tp: operand 1 ",
+                                "sharded on dim 1\n  to mend: redistribute operand ", ")\n  from ",
+                                "dtensor/apply.c:"};
+    const char *at = strstr(text, here);
+    for (int i = 0; i < DT_COUNT(line) && at; i++)
+        at = strstr(at, line[i]);
+    TEST_THAT(at, "lines of the error: %s", text);
+    TEST_THAT(!strstr(strstr(text, "no rule") + 1, "no rule"), "the status once: %s", text);
+    TEST_THAT(!strstr(at + 10, "apply.c:") && !strstr(text, "/rule.c"),
+              "one place of the library: %s", text);
+    return DT_OK;
+}
+
 static dt_status first_error_body(dt_world *world, void *arg)
 {
     (void)arg;
@@ -83,8 +105,12 @@ static dt_status first_error_body(dt_world *world, void *arg)
     TEST_FAILS(DT_ERR_PLACEMENT, "op linear", dt_backward_input(b.t, 0, NULL, NULL));
     dt_tensor *kept = NULL;
     double item = 0;
-    TEST_FAILS(DT_ERR_STATE, "failed", dt_tensor_keep(y, &kept));
-    TEST_FAILS(DT_ERR_STATE, "failed", dt_tensor_item_sync(y, &item));
+    float whole[20];
+    TEST_FAILS(DT_ERR_PLACEMENT, here, dt_tensor_keep(y, &kept));
+    TEST_FAILS(DT_ERR_PLACEMENT, here, dt_tensor_item_sync(y, &item));
+    TEST_FAILS(DT_ERR_PLACEMENT, here, dt_tensor_read_sync(y, whole));
+    TEST_FAILS(DT_ERR_PLACEMENT, here, dt_tensor_read_f32_sync(y, whole));
+    DT_TRY(check_error_lines(b.t, here));
     char text[200];
     TEST_THAT(strcmp(dt_tensor_print(y, text, sizeof text), "failed tensor") == 0, "%s", text);
     /* a reset tape is as new */
