@@ -108,13 +108,13 @@ static dt_status from_local(dt_tape *t, dt_tensor *x, const dt_layout *layout, d
     return DT_OK;
 }
 
-dt_tensor *(dt_from_local)(dt_tape *t, dt_tensor *x, const dt_layout *layout)
+dt_tensor *(dt_from_local)(dt_tape *t, dt_tensor *local, const dt_layout *layout)
 {
     dt_tensor *y = NULL;
-    if (!dti_usable(t, "from_local", 1, &x))
+    if (!dti_usable(t, "from_local", 1, &local))
         return dt_tape_failed(t);
-    const dt_status st = from_local(t, x, layout, &y);
-    return st == DT_OK ? y : dti_fail(t, st, "from_local", 1, &x);
+    const dt_status st = from_local(t, local, layout, &y);
+    return st == DT_OK ? y : dti_fail(t, st, "from_local", 1, &local);
 }
 
 /* ---- local_map: an op whose layouts are declared instead of inferred ---- */
@@ -208,7 +208,7 @@ void(dt_local_map)(dt_tape *t, const dt_local_map_options *o, int nin, dt_tensor
         return;
     }
     const int64_t before = t->nnodes;
-    dti_run(t, &g->op, o->attr, &g->rule, nin, in, o->nout, out);
+    dti_run(t, &g->op, o->attr, &g->rule, nin, in, out);
     if (t->nnodes > before)
         t->node[t->nnodes - 1]->backward = local_map_backward;
 }

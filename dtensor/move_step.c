@@ -105,14 +105,14 @@ static dt_shape overlap(const dt_layout *a, const int *coord_a, const dt_layout 
     return extent;
 }
 
-/* Copy between a local array laid out as `whole` (mine) and pieces that lie one after the other in
- * `pieces`, one a member:
- * the overlap of my block with the member's block under `theirs`. Counts elements per member;
- * copies if pieces has bytes. */
-static void each_piece(const dt_moving *m, const dt_step *step, const dt_layout *mine,
-                       const dt_layout *theirs, dt_array *whole, dt_array *pieces, bool pack,
-                       int64_t *count)
+/* Copy between my local array `whole` (before the step to pack, after it to unpack) and pieces that
+ * lie one after the other in `pieces`, one a member: the overlap of my block with the member's on
+ * the other side of the step. Counts elements per member; copies if there are pieces. */
+static void each_piece(const dt_moving *m, const dt_step *step, dt_array *whole, dt_array *pieces,
+                       bool pack, int64_t *count)
 {
+    const dt_layout *mine = pack ? &step->before : &step->after;
+    const dt_layout *theirs = pack ? &step->after : &step->before;
     const int *my_coord = dt_mesh_coord(m->mesh);
     const int members = member_count(m->mesh, step);
     const int64_t zero[DT_MAX_DIMS] = {0};
@@ -172,16 +172,15 @@ dt_status dti_step_prepare(const dt_moving *m, dti_item *it, const dt_step *step
     DT_REQUIRE(it->send, DT_ERR_NOMEM, "counts of %d ranks", members);
     it->recv = it->send + members;
     if (step->kind == DT_STEP_ALL_GATHER || step->kind == DT_STEP_ALL_TO_ALL)
-        each_piece(m, step, &step->after, &step->before, NULL, NULL, false, it->recv);
+        each_piece(m, step, NULL, NULL, false, it->recv);
     if (step->kind == DT_STEP_REDUCE_SCATTER || step->kind == DT_STEP_ALL_TO_ALL)
-        each_piece(m, step, &step->before, &step->after, NULL, NULL, true, it->send);
+        each_piece(m, step, NULL, NULL, true, it->send);
     if (me_only ||
         (step->kind == DT_STEP_REDUCE_SCATTER && in_order(it->now.array.shape, step->dim_to))) {
         it->packed = dt_array_share(&it->now.array);
     } else {
         DT_TRY(new_array(m, dtype, DT_SHAPE(dt_array_count(&it->now.array)), &it->packed));
-        each_piece(m, step, &step->before, &step->after, &it->now.array, &it->packed, true,
-                   it->send);
+        each_piece(m, step, &it->now.array, &it->packed, true, it->send);
     }
     const bool flat = step->kind == DT_STEP_ALL_TO_ALL ||
                       (step->kind == DT_STEP_ALL_GATHER && !in_order(after, step->dim_from));
@@ -199,7 +198,7 @@ dt_status dti_step_finish(const dt_moving *m, dti_item *it, const dt_step *step)
     if (!dt_shape_equal(it->received.shape, after)) {
         dt_array out = {0};
         DT_TRY(result_array(m, it, after, &out));
-        each_piece(m, step, &step->after, &step->before, &out, &it->received, false, it->recv);
+        each_piece(m, step, &out, &it->received, false, it->recv);
         dt_array_release(&it->received);
         it->received = out;
     }

@@ -98,14 +98,14 @@ dt_tensor *(dt_redistribute_to)(dt_tape *t, dt_tensor *x, const dt_layout *layou
     return st == DT_OK ? y : dti_fail(t, st, "redistribute", 1, &x);
 }
 
-dt_tensor *(dt_redistribute)(dt_tape *t, dt_tensor *x, const char *text)
+dt_tensor *(dt_redistribute)(dt_tape *t, dt_tensor *x, const char *layout)
 {
     if (!dti_usable(t, "redistribute", 1, &x))
         return dt_tape_failed(t);
-    const dt_layout *layout = NULL;
+    const dt_layout *to = NULL;
     const dt_status st =
-        dt_mesh_layout_text(dt_layout_mesh(x->layout), x->layout->shape, text, &layout);
-    return st == DT_OK ? (dt_redistribute_to)(t, x, layout)
+        dt_mesh_layout_text(dt_layout_mesh(x->layout), x->layout->shape, layout, &to);
+    return st == DT_OK ? (dt_redistribute_to)(t, x, to)
                        : dti_fail(t, st, "redistribute", 1, &x);
 }
 

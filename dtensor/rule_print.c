@@ -29,9 +29,9 @@ static const char *placement_text(const dt_layout *layout, char buf[PLACEMENT_TE
 {
     const dt_placement p = dt_layout_at(layout, 0);
     if (p.kind == DT_SHARD)
-        snprintf(buf, PLACEMENT_TEXT, "S(%d)", p.dim);
+        (void)snprintf(buf, PLACEMENT_TEXT, "S(%d)", p.dim);
     else
-        snprintf(buf, PLACEMENT_TEXT, "%s", p.kind == DT_PARTIAL ? "P" : "R");
+        (void)snprintf(buf, PLACEMENT_TEXT, "%s", p.kind == DT_PARTIAL ? "P" : "R");
     return buf;
 }
 
@@ -93,7 +93,7 @@ static void print_row(const dt_rule *r, const dt_layout *in, const dt_layout *dy
         grad[i] = dt_rule_grad(r->in[i], r->zeroed[i], &r->out[0], dy);
         grad[i].partial |= r->summed[i];
     }
-    snprintf(line, sizeof line, "    %-20s -> %-5s  grad %-5s -> %s", row_text(r->nin, in, a),
+    (void)snprintf(line, sizeof line, "    %-20s -> %-5s  grad %-5s -> %s", row_text(r->nin, in, a),
              placement_text(&r->out[0], b), placement_text(dy, c), row_text(r->nin, grad, d));
     print(arg, line);
 }
@@ -118,7 +118,7 @@ dt_status dt_rules_print(const char *name, const char *spec, uint32_t linear, dt
     DT_TRY(read_words(name, spec, &grid, in, &r.nin));
     for (int i = 0; i < r.nin; i++)
         r.in[i] = &in[i];
-    snprintf(header, sizeof header, "%s    %s", name, spec);
+    (void)snprintf(header, sizeof header, "%s    %s", name, spec);
     print(arg, header);
     for (;;) {
         memset(r.summed, 0, sizeof r.summed);

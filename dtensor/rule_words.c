@@ -13,7 +13,7 @@
 const char *dti_rule_describe(const dt_rule *r, int i, char buf[DTI_OPERAND_TEXT])
 {
     char shape[DT_SHAPE_TEXT], layout[DT_LAYOUT_TEXT];
-    snprintf(buf, DTI_OPERAND_TEXT, "operand %d (%s %s)", i,
+    (void)snprintf(buf, DTI_OPERAND_TEXT, "operand %d (%s %s)", i,
              dt_shape_print(r->in[i]->shape, shape, sizeof shape),
              dt_layout_print(r->in[i], layout, sizeof layout));
     return buf;

@@ -102,9 +102,10 @@ DT_NODISCARD dt_status dt_mesh_layout_text(dt_mesh *mesh, dt_shape shape, const 
 DT_NODISCARD dt_status dt_mesh_plan(dt_mesh *mesh, const dt_layout *src, const dt_layout *dst,
                                     const dt_plan **plan_out);
 /* The mesh that an interned layout belongs to. */
-dt_mesh *dt_layout_mesh(const dt_layout *interned);
-/* Local shape of this rank, precomputed; offset (may be NULL) of its first element. */
-dt_shape dt_mesh_local(const dt_layout *interned, int64_t offset_out[DT_MAX_DIMS]);
+dt_mesh *dt_layout_mesh(const dt_layout *layout);
+/* Local shape of this rank under an interned layout, precomputed; offset (may be NULL) of its first
+ * element. */
+dt_shape dt_mesh_local(const dt_layout *layout, int64_t offset_out[DT_MAX_DIMS]);
 
 /* A pointer-keyed cache that lives with the mesh: op rules use it. Keys are n words, the first of
  * which should tell the users of the cache apart (the address of something of theirs); a value is

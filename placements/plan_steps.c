@@ -137,9 +137,9 @@ static dt_status make_set(const maker *m, dt_step_kind kind, unsigned set)
 {
     uint8_t axis[DT_MAX_AXES];
     int n = 0;
-    for (uint8_t a = 0; a < DT_MAX_AXES; a++)
+    for (int a = 0; a < DT_MAX_AXES; a++)
         if (set >> a & 1)
-            axis[n++] = a;
+            axis[n++] = (uint8_t)a;
     return make(m, kind, n, axis, -1, -1);
 }
 

@@ -47,18 +47,21 @@ static dt_status infer(dt_rule *r)
 typedef struct pass {
     dt_op_call *c;
     dt_loss_args a; /* of the chunk at hand */
-    int64_t k, chunk;
+    int64_t k, chunk, first; /* first: row of the chunk at hand */
     double factor;
     dt_array *logits, *work[3];
     double total;
 } pass;
 
+/* c = a b: the logits; rows of dx, at the chunk's place; or a term of dw, added from the second on.
+ */
 static dt_status product(const pass *p, bool trans_a, const void *a, const void *b, bool trans_b,
-                         double beta, dt_array *c, int64_t c_row)
+                         dt_array *c)
 {
     const int64_t m = trans_a ? p->a.n : p->a.rows, n = trans_b ? p->a.n : p->k;
     const int64_t inner = trans_a ? p->a.rows : trans_b ? p->k : p->a.n;
-    const int64_t at = c_row * n * (int64_t)dt_dtype_size(c->dtype);
+    const bool by_rows = !trans_a && !trans_b;
+    const int64_t at = by_rows ? p->first * n * (int64_t)dt_dtype_size(c->dtype) : 0;
     char *out = dt_array_data(c);
     return dt_matmul_run(&(dt_matmul_args){.dtype = p->a.dtype,
                                            .dtype_c = p->a.dtype,
@@ -72,7 +75,7 @@ static dt_status product(const pass *p, bool trans_a, const void *a, const void 
                                            .b = b,
                                            .c = out ? out + at : NULL,
                                            .alpha = 1,
-                                           .beta = beta});
+                                           .beta = trans_a && p->first > 0 ? 1 : 0});
 }
 
 /* The loss of the chunk's logits, its arrays cut to the rows at hand. */
@@ -100,16 +103,17 @@ static dt_status one_chunk(pass *p, int64_t first)
     x = x ? x + first * p->k * (int64_t)dt_dtype_size(p->a.dtype) : NULL;
     p->a.rows = tokens - first < p->chunk ? tokens - first : p->chunk;
     p->a.targets = targets + first;
-    DT_TRY(product(p, false, x, w, true, 0, p->logits, 0));
+    p->first = first;
+    DT_TRY(product(p, false, x, w, true, p->logits));
     DT_TRY(chunk_loss(p));
     if (!(c->need & (1u << X | 1u << W)))
         return DT_OK;
     void *z = dt_array_data(p->logits);
     dti_nn(c)->loss_dz(&p->a, p->factor, z);
     if (c->need >> X & 1)
-        DT_TRY(product(p, false, z, w, false, 0, &c->extra[X], first));
+        DT_TRY(product(p, false, z, w, false, &c->extra[X]));
     if (c->need >> W & 1)
-        DT_TRY(product(p, true, z, x, false, first ? 1 : 0, &c->extra[W], 0));
+        DT_TRY(product(p, true, z, x, false, &c->extra[W]));
     return DT_OK;
 }
 
