@@ -19,8 +19,9 @@
 
 enum {
     DTI_CHANNELS = 4,
-    DTI_LABEL_BYTES = 64,
-    DTI_NAME_BYTES = 96,
+    DTI_LABEL_BYTES = 160,
+    DTI_AXES_BYTES = 192, /* all of a mesh */
+    DTI_NAME_BYTES = DTI_AXES_BYTES + 80,
     DTI_MESSAGE_BYTES = 1024,
     DTI_RING = 256,
     DTI_SLICE_MS = 5, /* a sleeping wait looks this often whether a peer has failed */
@@ -146,7 +147,7 @@ typedef enum dti_ring_state {
 struct dt_comm {
     dt_world *world;
     int *ranks, size, rank, channel, refs;
-    char axes[DT_NAME_SIZE], name[DTI_NAME_BYTES];
+    char axes[DTI_AXES_BYTES], name[DTI_NAME_BYTES];
     int64_t collectives, messages; /* issued so far */
     dt_counts counts;
     void *data; /* the backend's */
@@ -199,7 +200,7 @@ dt_status dti_work_fail_absent(dt_work *w,
 void dti_describe(const dt_work *w, char *text, size_t size_bytes);
 
 /* switches.c */
-void dti_switches_read(dt_world *world);
+dt_status dti_switches_read(dt_world *world);
 bool dti_fault_hits(const dt_world *world, const char *name, const char *label);
 
 /* comm.c */

@@ -44,7 +44,7 @@ typedef struct dt_world_options {
  * Environment, read once: DT_EXPLAIN=1, DT_CHECK=collective,replicas (comma list),
  * DT_FAULT=name,...
  * Collective: all ranks.   Blocks: yes.   Errors: DT_ERR_UNSUPPORTED when the backend is not
- * built. */
+ * built; DT_ERR_ARG for an unknown name in DT_CHECK or DT_FAULT. */
 DT_NODISCARD dt_status dt_world_create(const dt_world_options *options, dt_world **world_out);
 /* Collective. Accepts NULL. Ends MPI only if dt_world_create started it. */
 void dt_world_destroy(dt_world **world);
@@ -69,6 +69,8 @@ DT_NODISCARD dt_status dt_world_heap(dt_world *world, dt_device device, dt_heap 
  * DT_FAULT. */
 bool dt_world_explain(const dt_world *world);
 void dt_world_set_explain(dt_world *world, bool on);
+/* What starts this rank's lines of DT_EXPLAIN: "rank 2 ", nothing on rank 0. Returns buf. */
+const char *dt_world_speaker(const dt_world *world, char buf[24]);
 bool dt_world_check(const dt_world *world, const char *what);
 bool dt_world_fault(const dt_world *world, const char *name);
 void dt_world_set_check(dt_world *world, const char *names); /* comma list; "" none */

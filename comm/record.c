@@ -41,10 +41,12 @@ void dti_count_issue(dt_work *w)
     (void)snprintf(e->label, sizeof e->label, "%s", w->label);
     (void)snprintf(e->comm_name, sizeof e->comm_name, "%s", w->comm->name);
     atomic_store(&e->state, ring_word(w->ring_index, DTI_RING_QUEUED));
+    char speaker[24];
     if (world->explain)
-        (void)fprintf(stderr, "comm: %s #%lld on %s, %lld bytes, %d %s: %s\n",
-                      dt_call_name(w->kind), (long long)w->sequence, w->comm->name,
-                      (long long)w->bytes, w->n, w->n == 1 ? "tensor" : "tensors", w->label);
+        (void)fprintf(stderr, "%scomm: %s #%lld on %s, %lld bytes, %d %s: %s\n",
+                      dt_world_speaker(world, speaker), dt_call_name(w->kind),
+                      (long long)w->sequence, w->comm->name, (long long)w->bytes, w->n,
+                      w->n == 1 ? "tensor" : "tensors", w->label);
     dti_event(w, "issue", DT_TRACE_MOMENT, 0);
 }
 
@@ -92,7 +94,7 @@ void dt_world_print_ring(const dt_world *world, void (*print)(void *arg, const c
     const int64_t first = world->ring_next > DTI_RING ? world->ring_next - DTI_RING : 0;
     for (int64_t i = first; i < world->ring_next; i++) {
         const dti_ring_entry *e = &world->ring[i % DTI_RING];
-        char line[320];
+        char line[DTI_NAME_BYTES + DTI_LABEL_BYTES + 100];
         (void)snprintf(line, sizeof line, "%s #%lld on %s, %lld bytes, %s: %s",
                        dt_call_name(e->kind), (long long)e->sequence, e->comm_name,
                        (long long)e->bytes, state_text[atomic_load(&e->state) & 3], e->label);

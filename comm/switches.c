@@ -73,17 +73,43 @@ bool dt_world_explain(const dt_world *world)
     return world->explain;
 }
 
+const char *dt_world_speaker(const dt_world *world, char buf[24])
+{
+    buf[0] = '\0';
+    if (world->rank > 0)
+        (void)snprintf(buf, 24, "rank %d ", world->rank);
+    return buf;
+}
+
 void dt_world_set_explain(dt_world *world, bool on)
 {
     world->explain = on;
 }
 
-void dti_switches_read(dt_world *world)
+/* Every entry of a comma list is one of `legal`, a comma list too. */
+static dt_status check_names(const char *variable, const char *list, const char *legal)
+{
+    char name[64], argument[64];
+    for (const char *at = list; *at; at += *at == ',') {
+        (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(at, ",:"), at);
+        DT_REQUIRE(!*name || find_entry(legal, name, argument, sizeof argument), DT_ERR_ARG,
+                   "%s=%s: '%s' is unknown; legal: %s", variable, list, name, legal);
+        at += strcspn(at, ",");
+    }
+    return DT_OK;
+}
+
+dt_status dti_switches_read(dt_world *world)
 {
     const char *explain = getenv("DT_EXPLAIN");
     const char *checks = getenv("DT_CHECK");
     const char *faults = getenv("DT_FAULT");
     const bool speaks = world->rank == 0 || world->backend == DT_BACKEND_FAKE;
+    if (checks)
+        DT_TRY(check_names("DT_CHECK", checks, "collective,replicas"));
+    if (faults)
+        DT_TRY(
+            check_names("DT_FAULT", faults, "skip_reduce,swap_shards,drop_wait,slow_comm,alloc"));
     world->explain = explain && (strcmp(explain, "all") == 0 ||
                                  (speaks && explain[0] && strcmp(explain, "0") != 0));
     dt_world_set_check(world, checks ? checks : "");
@@ -95,4 +121,5 @@ void dti_switches_read(dt_world *world)
             world->heap_options.fail_after = allocation;
     }
     dt_world_set_fault(world, faults ? faults : "");
+    return DT_OK;
 }

@@ -71,7 +71,7 @@ dt_status dti_world_new(const dt_world_options *options, dt_backend backend, dt_
 
 dt_status dti_world_ready(dt_world *world)
 {
-    dti_switches_read(world);
+    DT_TRY(dti_switches_read(world));
     warn_of_narrow_affinity();
     int *ranks = malloc((size_t)world->size * sizeof *ranks);
     DT_REQUIRE(ranks, DT_ERR_NOMEM, "ranks of a world of %d", world->size);

@@ -22,8 +22,8 @@ static dt_status refuse(dt_status st, const dt_op *op, const dt_rule *r, size_t 
     const bool named = !strncmp(why.what, op->name, name) && !strncmp(why.what + name, ": ", 2);
     if (st == DT_ERR_PLACEMENT)
         DT_TRY(dti_rule_explain_fix(r, op->infer, op->rule, elem_bytes, fix, sizeof fix));
-    return DT_ERROR(st, "%s%s%s", why.what + (named ? name + 2 : 0),
-                    *fix ? "\n  to mend: " : "", fix);
+    return DT_ERROR(st, "%s%s%s", why.what + (named ? name + 2 : 0), *fix ? "\n  to mend: " : "",
+                    fix);
 }
 
 static dt_status make_rule(const dt_op *op, const void *attr, dt_mesh *mesh, int nin,
@@ -194,17 +194,20 @@ static dt_status load(dti_call *k, const dti_rule *rule, dt_tensor *const *in, d
     return DT_OK;
 }
 
-static void explain(const dt_op_call *c)
+void dti_explain(const dt_world *world, const dt_op_call *c, const char *name)
 {
-    char text[DT_LAYOUT_TEXT];
-    (void)fprintf(stderr, "op %-16s", c->op->name);
+    char speaker[24], text[DT_LAYOUT_TEXT],
+        line[(DT_OP_MAX_IN + DT_OP_MAX_OUT) * DT_LAYOUT_TEXT] = "";
+    size_t used = 0;
     for (int i = 0; i < c->nin; i++)
-        (void)fprintf(stderr, " %s",
-                      c->in_layout[i] ? dt_layout_print(c->in_layout[i], text, sizeof text) : "-");
+        used += (size_t)snprintf(
+            line + used, sizeof line - used, " %s",
+            c->in_layout[i] ? dt_layout_print(c->in_layout[i], text, sizeof text) : "-");
     for (int j = 0; j < c->nout; j++)
-        (void)fprintf(stderr, "%s%s", j ? " " : " -> ",
-                      dt_layout_print(c->out_layout[j], text, sizeof text));
-    (void)fprintf(stderr, "  %s  %s\n", c->path, c->where);
+        used += (size_t)snprintf(line + used, sizeof line - used, "%s%s", j ? " " : " -> ",
+                                 dt_layout_print(c->out_layout[j], text, sizeof text));
+    (void)fprintf(stderr, "%sop %-16s%s  %s  %s\n", dt_world_speaker(world, speaker), name, line,
+                  c->path, c->where);
 }
 
 /* Hand the outputs to tensors of the tape, in the storage dtype. */
@@ -284,8 +287,8 @@ static dt_status compute(dti_call *k, const dti_rule *rule, dt_tensor *const *in
     const dt_op *op = k->c.op;
     DT_TRY(load(k, rule, in, dtype));
     dt_world *world = dt_mesh_world(k->mesh);
-    if (dt_world_explain(world) && dt_world_rank(world) == 0)
-        explain(&k->c);
+    if (dt_world_explain(world))
+        dti_explain(world, &k->c, op->name);
     dt_trace *trace = dt_world_trace(world);
     if (trace)
         dt_trace_record(trace, "op", op->name, DT_TRACE_BEGIN, 0, 0);

@@ -93,7 +93,9 @@ static dt_status from_local_backward(dt_tape *t, dti_node *n, uint32_t need)
     const dt_layout *dst = NULL;
     dt_local dx = {0};
     DT_TRY(dt_mesh_layout(dt_layout_mesh(n->out[0]->layout), &dual, &dst));
-    DT_TRY(dt_move(1, &n->out[0]->grad, &dst, 0, n->path, DT_TAG_GRADIENT, &dx));
+    char label[DTI_LABEL_TEXT];
+    DT_TRY(dt_move(1, &n->out[0]->grad, &dst, 0, dti_label(n->path, n->where, true, label),
+                   DT_TAG_GRADIENT, &dx));
     dx.layout = x->layout;
     DT_TRY(dti_deliver(x, &dx));
     return DT_OK;

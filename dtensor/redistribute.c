@@ -11,6 +11,18 @@
 #include "dtensor/ops/dt_ops.h"
 #include "dtensor/tape_internal.h"
 
+#include <stdio.h>
+
+const char *dti_label(const char *path, const char *where, bool backward, char buf[DTI_LABEL_TEXT])
+{
+    (void)snprintf(buf, DTI_LABEL_TEXT, "%s%s%s%s", path,
+                   !*where ? ""
+                   : *path ? " at "
+                           : "at ",
+                   where, backward ? ", backward" : "");
+    return buf;
+}
+
 static dt_status backward(dt_tape *t, dti_node *n, uint32_t need)
 {
     (void)t;
@@ -29,7 +41,9 @@ static dt_status backward(dt_tape *t, dti_node *n, uint32_t need)
     const dt_layout *dst = NULL;
     dt_local dx = {0};
     DT_TRY(dt_mesh_layout(dt_layout_mesh(src), &dual, &dst));
-    DT_TRY(dt_move(1, dy, &dst, 0, n->path, DT_TAG_GRADIENT, &dx));
+    char label[DTI_LABEL_TEXT];
+    DT_TRY(
+        dt_move(1, dy, &dst, 0, dti_label(n->path, n->where, true, label), DT_TAG_GRADIENT, &dx));
     DT_TRY(dti_deliver(x, &dx));
     return DT_OK;
 }
@@ -61,7 +75,10 @@ static dt_status move_or_take(dt_tape *t, dt_tensor *x, const dt_layout *layout,
         before->out = (dt_array){0};
     } else {
         const dt_local src = {x->layout, x->local};
-        DT_TRY(dt_move(1, &src, &layout, 0, dt_tape_path(t), DT_TAG_ACTIVATION, moved));
+        char label[DTI_LABEL_TEXT] = "";
+        if (src.layout != layout)
+            (void)dti_label(dt_tape_path(t), t->where, false, label);
+        DT_TRY(dt_move(1, &src, &layout, 0, label, DT_TAG_ACTIVATION, moved));
     }
     if (kept)
         DT_TRY(dti_keep(t, "redistribute", layout, &moved->array, NULL));
@@ -73,6 +90,16 @@ static dt_status redistribute(dt_tape *t, dt_tensor *x, const dt_layout *layout,
     DT_REQUIRE(layout->grid == x->layout->grid, DT_ERR_PLACEMENT, "the layout is of another mesh");
     dt_tensor *y = dti_tensor(t, layout);
     DT_REQUIRE(y, DT_ERR_NOMEM, "a tensor");
+    dt_world *world = dt_mesh_world(dt_layout_mesh(layout));
+    if (dt_world_explain(world))
+        dti_explain(world,
+                    &(dt_op_call){.nin = 1,
+                                  .nout = 1,
+                                  .in_layout = {x->layout},
+                                  .out_layout = {layout},
+                                  .path = dt_tape_path(t),
+                                  .where = t->where},
+                    "redistribute");
     dt_local moved = {0};
     const dt_status st = move_or_take(t, x, layout, &moved);
     y->local = moved.array;
@@ -105,8 +132,7 @@ dt_tensor *(dt_redistribute)(dt_tape *t, dt_tensor *x, const char *layout)
     const dt_layout *to = NULL;
     const dt_status st =
         dt_mesh_layout_text(dt_layout_mesh(x->layout), x->layout->shape, layout, &to);
-    return st == DT_OK ? (dt_redistribute_to)(t, x, to)
-                       : dti_fail(t, st, "redistribute", 1, &x);
+    return st == DT_OK ? (dt_redistribute_to)(t, x, to) : dti_fail(t, st, "redistribute", 1, &x);
 }
 
 dt_tensor *(dt_full)(dt_tape *t, dt_tensor *x)

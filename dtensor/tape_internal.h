@@ -152,6 +152,11 @@ bool dti_widens(const dt_op *op, dt_dtype dtype);
 /* Set the parts of a call that are read before they are written; the rest of the large struct
  * stays as it is. */
 void dti_call_begin(dti_call *k, dt_tape *t, const dt_op *op, const void *attr, int nin, int nout);
+/* DT_EXPLAIN's line of an op: layouts, path and where of `c`, as one write. */
+void dti_explain(const dt_world *world, const dt_op_call *c, const char *name);
+/* "layers.0.mlp at main.c:30": who asked for a move, for DT_EXPLAIN and time-outs. Returns buf. */
+enum { DTI_LABEL_TEXT = 160 };
+const char *dti_label(const char *path, const char *where, bool backward, char buf[DTI_LABEL_TEXT]);
 void dti_call_release(dti_call *k); /* in, out, din, dout, extra, scratch */
 dt_status dti_op_backward(dt_tape *t, dti_node *n, uint32_t need);
 /* Input i as the gradients in `need` see it: saved, or made again; borrowed. Collective if made

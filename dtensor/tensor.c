@@ -124,6 +124,7 @@ dt_status dt_tensor_keep(dt_tensor *x, dt_tensor **kept_out)
 static dt_status check_replicas(const dt_layout *layout, const dt_array *local)
 {
     dt_mesh *mesh = dt_layout_mesh(layout);
+    char shape[DT_SHAPE_TEXT], text[DT_LAYOUT_TEXT];
     if (!dt_world_check(dt_mesh_world(mesh), "replicas"))
         return DT_OK;
     const unsigned char *bytes = dt_array_data(local);
@@ -139,8 +140,9 @@ static dt_status check_replicas(const dt_layout *layout, const dt_array *local)
         int64_t range[2] = {(int64_t)(hash >> 1), -(int64_t)(hash >> 1)};
         DT_TRY(dt_all_reduce_i64_sync(comm, range, 2, DT_REDUCE_MAX));
         DT_REQUIRE(range[0] == -range[1], DT_ERR_STATE,
-                   "replicas differ on axis %s: R promises equal local arrays",
-                   layout->grid->name[axis]);
+                   "replicas differ on axis %s: %s %s promises equal local arrays there",
+                   layout->grid->name[axis], dt_shape_print(layout->shape, shape, sizeof shape),
+                   dt_layout_print(layout, text, sizeof text));
     }
     return DT_OK;
 }

@@ -155,7 +155,7 @@ START_TEST(switches_come_from_the_environment)
 {
     ck_assert_int_eq(setenv("DT_EXPLAIN", "1", 1), 0);
     ck_assert_int_eq(setenv("DT_CHECK", "collective", 1), 0);
-    ck_assert_int_eq(setenv("DT_FAULT", "swap_shards,other", 1), 0);
+    ck_assert_int_eq(setenv("DT_FAULT", "swap_shards,slow_comm:0", 1), 0);
     char text[4096] = "";
     FILE *saved = stderr;
     stderr = fmemopen(text, sizeof text - 1, "w");
@@ -167,6 +167,34 @@ START_TEST(switches_come_from_the_environment)
     (void)unsetenv("DT_FAULT");
     ck_ok(st);
     ck_assert_str_eq(text, "comm: barrier #0 on world [0,1]/0, 0 bytes, 1 tensor: layers.3\n");
+}
+END_TEST
+
+static dt_status nothing(dt_world *world, void *arg)
+{
+    (void)world;
+    (void)arg;
+    return DT_OK;
+}
+
+START_TEST(unknown_switches_are_refused)
+{
+    static const char *const wrong[][3] = {
+        {"DT_CHECK", "collectives", "DT_CHECK=collectives: 'collectives' is unknown; legal: "
+                                    "collective,replicas"},
+        {"DT_CHECK", "replicas,all", "'all' is unknown"},
+        {"DT_FAULT", "alloc:1,skip", "'skip' is unknown; legal: skip_reduce,swap_shards,drop_wait"},
+    };
+    for (int i = 0; i < DT_COUNT(wrong); i++) {
+        dt_world *world = NULL;
+        ck_assert_int_eq(setenv(wrong[i][0], wrong[i][1], 1), 0);
+        const dt_status one =
+            dt_world_create(&(dt_world_options){.backend = DT_BACKEND_SELF}, &world);
+        ck_assert_msg(strstr(dt_error_trace(), wrong[i][2]) != NULL, "%s", dt_error_trace());
+        const dt_status threads = dt_world_run_threads(2, NULL, nothing, NULL);
+        (void)unsetenv(wrong[i][0]);
+        ck_assert(one == DT_ERR_ARG && threads == DT_ERR_ARG);
+    }
 }
 END_TEST
 
@@ -284,6 +312,7 @@ static Suite *make_suite(void)
     tcase_add_test(tc, narrow_affinity_is_warned_of_once); /* before another world warns */
     tcase_add_test(tc, calls_and_bytes);
     tcase_add_test(tc, ring_keeps_the_last_256_calls);
+    tcase_add_test(tc, unknown_switches_are_refused);
     tcase_add_test(tc, switches_come_from_the_environment);
     tcase_add_test(tc, self_is_a_world_of_one);
     tcase_add_test(tc, fake_counts_and_zeroes);

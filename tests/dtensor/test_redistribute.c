@@ -443,6 +443,64 @@ START_TEST(refused)
 }
 END_TEST
 
+/* ---- DT_EXPLAIN ---- */
+
+static int explained_line;
+
+static dt_status explained(dt_world *world)
+{
+    dt_mesh *mesh = NULL;
+    dt_tape *t = NULL;
+    dt_tensor *x = NULL;
+    const dt_layout *layout = NULL;
+    DT_TRY(place_mesh(world, (dt_axis[]){{"tensor_parallel_axis", 2}}, 1, &mesh));
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(4, 3), "S(0)@tensor_parallel_axis", &layout));
+    DT_TRY(place_leaf(layout, DT_F32, 1, &x));
+    DT_TRY(dt_tape_create(mesh, NULL, &t));
+    dt_world_set_explain(world, true);
+    dt_tape_enter(t, "model.layers.0");
+    explained_line = __LINE__ + 1;
+    (void)dt_full(t, x);
+    dt_tape_leave(t);
+    DT_TRY(dt_tape_status(t));
+    dt_tape_destroy(&t);
+    dt_tensor_destroy(&x);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+/* The op's line, then the collective's: bytes, axis, ranks and channel, module path, source line.
+ */
+START_TEST(explain_says_who_asked)
+{
+    dt_world *world = NULL;
+    const dt_world_options fake = {.backend = DT_BACKEND_FAKE, .fake_size = 2};
+    char text[2000] = "", op[200], comm[200];
+    ck_ok(dt_world_create(&fake, &world));
+    FILE *saved = stderr;
+    stderr = fmemopen(text, sizeof text - 1, "w");
+    const dt_status st = explained(world);
+    (void)fclose(stderr);
+    stderr = saved;
+    ck_ok(st);
+    dt_world_destroy(&world);
+    (void)snprintf(op, sizeof op, "test_redistribute.c:%d\ncomm: all-gather #", explained_line);
+    (void)snprintf(comm, sizeof comm, "test_redistribute.c:%d\n", explained_line);
+    const char *const words[] = {"op redistribute ",
+                                 " [S(0)@tensor_parallel_axis] -> [R]  ",
+                                 "model.layers.0  ",
+                                 op,
+                                 " on tensor_parallel_axis [0,1]/0, 24 bytes",
+                                 ": model.layers.0 at ",
+                                 comm};
+    const char *at = text;
+    for (int i = 0; i < DT_COUNT(words); i++) {
+        at = strstr(at, words[i]);
+        ck_assert_msg(at, "'%s' is missing in:\n%s", words[i], text);
+    }
+}
+END_TEST
+
 /* ---- tests of these tests: with a fault in the collectives, the same bodies must fail ---- */
 
 static dt_status faulty_body(dt_world *world, void *arg)
@@ -471,6 +529,7 @@ int main(void)
     tcase_add_loop_test(tc, named_cases, 0, 2);
     tcase_add_loop_test(tc, round_trips, 1, 5);
     tcase_add_test(tc, refused);
+    tcase_add_test(tc, explain_says_who_asked);
     tcase_add_loop_test(tc, faults_are_seen, 0, 3);
     suite_add_tcase(suite, tc);
     return test_main(suite);
