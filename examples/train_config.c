@@ -104,7 +104,8 @@ static const dt_option table[] = {
     TEXT("log.plot", NULL, "SVG file for the loss curve"),
     TEXT("log.trace", NULL, "file for rank 0's trace events (Chrome trace JSON)"),
     NUMBER("log.peak_flops", "0",
-           "FLOP/s of one rank's share of the machine, for mfu; 0: measured"),
+           "FLOP/s of one rank's share of the machine, 0: measured; mfu = tokens/s x FLOP/token / "
+           "peak, FLOP/token = 6 x (matmul parameters + layers x heads x head_dim x 2 x seq_len)"),
     {"help", DT_OPTION_COMMAND, NULL, "print this", NULL, 0, 0},
     {"print-config", DT_OPTION_COMMAND, NULL, "print the configuration that results", NULL, 0, 0},
 };

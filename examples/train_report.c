@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -147,10 +148,14 @@ static void print_step(const train_config *c, const dt_metrics *m, train_report 
     char line[DT_METRICS_LINE];
     const char *terminal = getenv("TERM");
     const bool live = isatty(STDOUT_FILENO) && terminal && strcmp(terminal, "dumb") != 0;
+    struct winsize size = {0};
+    if (live)
+        (void)ioctl(STDOUT_FILENO, TIOCGWINSZ, &size);
+    const int columns = size.ws_col > 1 ? size.ws_col - 1 : 0;
     const bool keep =
         m->step % c->log_every == 0 || m->step == c->steps || m->step == 1 || m->evaluated;
     if (live || keep)
-        (void)printf("%s%s%s", live ? "\r\033[K" : "", dt_metrics_line(m, line, sizeof line),
+        (void)printf("%s%s%s", live ? "\r\033[K" : "", dt_metrics_line(m, columns, line, sizeof line),
                      keep ? "\n" : "");
     (void)fflush(stdout);
     if (keep) {
@@ -177,6 +182,9 @@ dt_status train_report_step(const train_config *c, train_session *s, const train
                     .left_s = dt_metrics_left(s->step, c->steps, now_s - r->started_s)};
     DT_TRY(measure(c, s, r, &m.memory_peak_bytes));
     m.tokens_per_s = (double)r->window_tokens / (window_s > 0 ? window_s : 1);
+    const double rate = dt_flops_per_token(&r->flops) * m.tokens_per_s;
+    if (c->peak_flops <= 0 && rate > r->peak_flops) /* it was measured while others were busy */
+        r->peak_flops = rate;
     m.mfu = dt_flops_mfu(&r->flops, m.tokens_per_s, r->peak_flops);
     r->step[r->points] = (double)s->step;
     r->loss[r->points++] = result->loss;

@@ -16,7 +16,7 @@ typedef struct dt_metrics {
     double lr;
     int64_t tokens; /* seen since training began, this step included */
     double tokens_per_s;
-    double mfu;                /* 0 .. 1; 0: not known, left out of the line */
+    double mfu;                /* below 1; 0: not known, left out of the line */
     int64_t memory_peak_bytes; /* of the rank that needed most */
     int64_t comm_bytes;        /* payload of one rank in this step */
     bool evaluated;            /* eval_loss was computed after this step */
@@ -30,9 +30,11 @@ typedef struct dt_param_metrics {
 } dt_param_metrics;
 
 /* "step 12/100  loss 3.1234  norm 0.52  lr 1.0e-03  12.3k tok/s  mfu 4.1%  mem 120 MB  comm 3.2 MB
- * eta 0:42". Returns buf. */
+ * eta 0:42", without an mfu that is not below 100%: then the peak is too low. Where it is longer
+ * than `columns` (0: any length) it goes without comm, then mem, lr, mfu, norm, and is cut at last.
+ * Returns buf. */
 enum { DT_METRICS_LINE = 256 };
-const char *dt_metrics_line(const dt_metrics *m, char *buf, size_t size_bytes);
+const char *dt_metrics_line(const dt_metrics *m, int columns, char *buf, size_t size_bytes);
 
 /* Seconds left when `done` of `total` steps took elapsed_s; -1 when done is 0. */
 double dt_metrics_left(int64_t done, int64_t total, double elapsed_s);
@@ -74,8 +76,8 @@ int64_t dt_flops_matmul_params(dt_module *model);
 double dt_flops_per_token(const dt_flops *flops);
 /* Flops per token * tokens per second / peak FLOP/s of all ranks; 0 where peak is 0. */
 double dt_flops_mfu(const dt_flops *flops, double tokens_per_s, double peak_flops);
-/* The formula with its numbers, on one line. Returns buf. */
-enum { DT_FLOPS_TEXT = 400 };
+/* "mfu = tokens/s x FLOP/token / peak, 6.9 MFLOP/token, peak 160.0 GFLOP/s". Returns buf. */
+enum { DT_FLOPS_TEXT = 128 };
 const char *dt_flops_print(const dt_flops *flops, double peak_flops, char *buf, size_t size_bytes);
 
 /* dt_peak_flops_sync - FLOP/s of all ranks of comm together.

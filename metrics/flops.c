@@ -45,15 +45,16 @@ double dt_flops_mfu(const dt_flops *flops, double tokens_per_s, double peak_flop
 
 const char *dt_flops_print(const dt_flops *f, double peak_flops, char *buf, size_t size_bytes)
 {
-    char flops[DT_METRICS_TEXT], peak[DT_METRICS_TEXT];
+    static const char *const prefix[] = {"", "k", "M", "G", "T", "P", "E"};
+    double count[2] = {dt_flops_per_token(f), peak_flops};
+    int power[2] = {0, 0};
+    for (int i = 0; i < 2; i++) {
+        for (; count[i] >= 999.95 && power[i] + 1 < DT_COUNT(prefix); power[i]++)
+            count[i] /= 1000;
+    }
     (void)snprintf(buf, size_bytes,
-                   "mfu = tokens/s * FLOP/token / peak; FLOP/token = 6 * N_matmul + 6 * layers * "
-                   "heads * head_dim * 2 * seq_len = 6 * %lld + 6 * %lld * %lld * %lld * 2 * %lld "
-                   "= %sFLOP; peak = %sFLOP/s",
-                   (long long)f->matmul_params, (long long)f->layers, (long long)f->heads,
-                   (long long)f->head_dim, (long long)f->seq_len,
-                   dt_metrics_count(dt_flops_per_token(f), flops),
-                   dt_metrics_count(peak_flops, peak));
+                   "mfu = tokens/s x FLOP/token / peak, %.1f %sFLOP/token, peak %.1f %sFLOP/s",
+                   count[0], prefix[power[0]], count[1], prefix[power[1]]);
     return buf;
 }
 

@@ -51,23 +51,40 @@ double dt_metrics_left(int64_t done, int64_t total, double elapsed_s)
     return done > 0 ? elapsed_s / (double)done * (double)(total - done) : -1;
 }
 
-const char *dt_metrics_line(const dt_metrics *m, char *buf, size_t size_bytes)
+/* The parts of the line in order; dropped: how many of the least wanted are left out. */
+static int join(const dt_metrics *m, int dropped, char *buf, size_t size_bytes)
 {
-    char rate[DT_METRICS_TEXT], memory[DT_METRICS_TEXT], comm[DT_METRICS_TEXT];
-    char left[DT_METRICS_TEXT], mfu[DT_METRICS_TEXT] = "", eta[DT_METRICS_TEXT + 8] = "";
-    char eval[DT_METRICS_TEXT] = "";
+    enum { NORM, LR, RATE, MFU, MEMORY, COMM, ETA, PARTS };
+    static const int least_wanted[] = {COMM, MEMORY, LR, MFU, NORM};
+    char part[PARTS][DT_METRICS_TEXT + 12] = {""}, text[DT_METRICS_TEXT], eval[32] = "";
     if (m->evaluated)
         (void)snprintf(eval, sizeof eval, "  eval %.4f", m->eval_loss);
-    if (m->mfu > 0)
-        (void)snprintf(mfu, sizeof mfu, "mfu %.1f%%  ", 100 * m->mfu);
+    (void)snprintf(part[NORM], sizeof part[0], "  norm %.2f", m->grad_norm);
+    (void)snprintf(part[LR], sizeof part[0], "  lr %.1e", m->lr);
+    (void)snprintf(part[RATE], sizeof part[0], "  %s tok/s",
+                   dt_metrics_count(m->tokens_per_s, text));
+    if (m->mfu > 0 && m->mfu < 1)
+        (void)snprintf(part[MFU], sizeof part[0], "  mfu %.1f%%", 100 * m->mfu);
+    (void)snprintf(part[MEMORY], sizeof part[0], "  mem %s",
+                   dt_metrics_bytes(m->memory_peak_bytes, text));
+    (void)snprintf(part[COMM], sizeof part[0], "  comm %s", dt_metrics_bytes(m->comm_bytes, text));
     if (m->left_s >= 0)
-        (void)snprintf(eta, sizeof eta, "  eta %s", dt_metrics_time(m->left_s, left));
-    (void)snprintf(buf, size_bytes,
-                   "step %lld/%lld  loss %.4f%s  norm %.2f  lr %.1e  %s tok/s  %smem %s  comm %s%s",
-                   (long long)m->step, (long long)m->steps, m->loss, eval, m->grad_norm, m->lr,
-                   dt_metrics_count(m->tokens_per_s, rate), mfu,
-                   dt_metrics_bytes(m->memory_peak_bytes, memory),
-                   dt_metrics_bytes(m->comm_bytes, comm), eta);
+        (void)snprintf(part[ETA], sizeof part[0], "  eta %s", dt_metrics_time(m->left_s, text));
+    for (int i = 0; i < dropped && i < DT_COUNT(least_wanted); i++)
+        part[least_wanted[i]][0] = '\0';
+    return snprintf(buf, size_bytes, "step %lld/%lld  loss %.4f%s%s%s%s%s%s%s%s",
+                    (long long)m->step, (long long)m->steps, m->loss, eval, part[NORM], part[LR],
+                    part[RATE], part[MFU], part[MEMORY], part[COMM], part[ETA]);
+}
+
+const char *dt_metrics_line(const dt_metrics *m, int columns, char *buf, size_t size_bytes)
+{
+    enum { DROPPABLE = 5 };
+    int dropped = 0;
+    while (join(m, dropped, buf, size_bytes) > columns && columns > 0 && dropped < DROPPABLE)
+        dropped++;
+    if (columns > 0 && (size_t)columns < size_bytes)
+        buf[columns] = '\0';
     return buf;
 }
 

@@ -38,7 +38,7 @@ static const dt_metrics sample = {.step = 12,
 START_TEST(test_line)
 {
     char buf[DT_METRICS_LINE];
-    ck_assert_str_eq(dt_metrics_line(&sample, buf, sizeof buf),
+    ck_assert_str_eq(dt_metrics_line(&sample, 0, buf, sizeof buf),
                      "step 12/100  loss 3.1234  norm 0.52  lr 1.0e-03  12.3k tok/s  mfu 4.1%  "
                      "mem 120 MB  comm 3.2 MB  eta 0:42");
     dt_metrics bare = sample;
@@ -47,9 +47,35 @@ START_TEST(test_line)
     bare.evaluated = true;
     bare.eval_loss = 3.5;
     ck_assert_str_eq(
-        dt_metrics_line(&bare, buf, sizeof buf),
+        dt_metrics_line(&bare, 0, buf, sizeof buf),
         "step 12/100  loss 3.1234  eval 3.5000  norm 0.52  lr 1.0e-03  12.3k tok/s  mem 120 MB  "
         "comm 3.2 MB");
+    dt_metrics above = sample;
+    above.mfu = 1.02;
+    ck_assert_ptr_null(strstr(dt_metrics_line(&above, 0, buf, sizeof buf), "mfu"));
+}
+END_TEST
+
+START_TEST(test_line_within_a_terminal)
+{
+    static const struct {
+        int columns;
+        const char *line;
+    } cases[] = {
+        {105, "step 12/100  loss 3.1234  norm 0.52  lr 1.0e-03  12.3k tok/s  mfu 4.1%  mem 120 MB  "
+              "comm 3.2 MB  eta 0:42"},
+        {104, "step 12/100  loss 3.1234  norm 0.52  lr 1.0e-03  12.3k tok/s  mfu 4.1%  mem 120 MB  "
+              "eta 0:42"},
+        {80, "step 12/100  loss 3.1234  norm 0.52  lr 1.0e-03  12.3k tok/s  mfu 4.1%  eta 0:42"},
+        {79, "step 12/100  loss 3.1234  norm 0.52  12.3k tok/s  mfu 4.1%  eta 0:42"},
+        {60, "step 12/100  loss 3.1234  norm 0.52  12.3k tok/s  eta 0:42"},
+        {50, "step 12/100  loss 3.1234  12.3k tok/s  eta 0:42"},
+        {20, "step 12/100  loss 3."},
+    };
+    char buf[DT_METRICS_LINE];
+    for (int i = 0; i < DT_COUNT(cases); i++)
+        ck_assert_str_eq(dt_metrics_line(&sample, cases[i].columns, buf, sizeof buf),
+                         cases[i].line);
 }
 END_TEST
 
@@ -190,6 +216,7 @@ int main(void)
     TCase *tc = tcase_create("log");
     tcase_add_checked_fixture(tc, begin, end);
     tcase_add_test(tc, test_line);
+    tcase_add_test(tc, test_line_within_a_terminal);
     tcase_add_test(tc, test_texts);
     tcase_add_test(tc, test_log);
     tcase_add_test(tc, test_log_fails);
