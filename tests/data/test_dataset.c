@@ -21,14 +21,14 @@ static void write_file(const char *path, const void *data, size_t size_bytes)
     ck_assert_int_eq(fclose(f), 0);
 }
 
-/* A token file of n tokens, token i = 300 i mod 65521; its header says `count`. */
+/* A token file of n tokens, token i = 3000 i mod 65521; its header says `count`. */
 static void write_tokens(const char *path, int32_t magic, int32_t version, int32_t count, int n)
 {
     static unsigned char file[1024 + 2 * MOST];
     memset(file, 0, sizeof file);
     memcpy(file, (int32_t[]){magic, version, count}, 12);
     for (int i = 0; i < n; i++) {
-        const unsigned token = 300u * (unsigned)i % 65521u;
+        const unsigned token = 3000u * (unsigned)i % 65521u;
         file[1024 + 2 * i] = (unsigned char)(token & 255);
         file[1025 + 2 * i] = (unsigned char)(token >> 8);
     }
@@ -82,7 +82,7 @@ static int32_t text_token(int64_t i)
 
 static int32_t file_token(int64_t i)
 {
-    return (int32_t)(300 * i % 65521);
+    return (int32_t)(3000 * i % 65521);
 }
 
 START_TEST(text_and_tokens)

@@ -436,9 +436,45 @@ static dt_status unreduced(dt_world *world, void *arg)
     return DT_OK;
 }
 
+/* Without options: betas 0.9 and 0.95, eps 1e-8, no decay; one gradient is as small as eps. */
+static dt_status defaults(dt_world *world, void *arg)
+{
+    (void)arg;
+    static const double grad[2][2] = {{1, 1e-8}, {0.5, 1e-8}};
+    dt_mesh *mesh = NULL;
+    dt_module *m = NULL;
+    dt_optim *optim = NULL;
+    dt_param *p;
+    double want[2] = {1, 1}, mean[2] = {0}, square[2] = {0};
+    DT_TRY(make_mesh(world, 1, 1, &mesh));
+    DT_TRY(dt_module_create(&kind, &m));
+    DT_TRY(dt_module_add_param(m, "w", DT_SHAPE(1, 2), NULL, (dt_init){.kind = DT_INIT_ONES}, &p));
+    DT_TRY(dt_module_finish(m));
+    DT_TRY(dt_module_materialize(m, mesh, 0));
+    DT_TRY(dt_adamw_create(m, NULL, &optim));
+    const float *w = dt_array_data(dt_tensor_local(p->tensor));
+    for (int k = 0; k < 2; k++) {
+        DT_TRY(set_grad(p, DT_F32, grad[k]));
+        DT_TRY(dt_optim_step(optim, 0.1, 1));
+        for (int i = 0; i < 2; i++) {
+            mean[i] = 0.9 * mean[i] + 0.1 * grad[k][i];
+            square[i] = 0.95 * square[i] + 0.05 * grad[k][i] * grad[k][i];
+            want[i] -= 0.1 * (mean[i] / (1 - pow(0.9, k + 1))) /
+                       (sqrt(square[i] / (1 - pow(0.95, k + 1))) + 1e-8);
+            TEST_THAT(fabs((double)w[i] - want[i]) < 1e-6, "step %d: %g, not %g", k, (double)w[i],
+                      want[i]);
+        }
+    }
+    dt_optim_destroy(&optim);
+    dt_module_destroy(&m);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
 START_TEST(test_rules)
 {
     test_ranks(1, rules, NULL);
+    test_ranks(1, defaults, NULL);
     test_ranks(2, unreduced, NULL);
 }
 END_TEST

@@ -116,6 +116,39 @@ suite.check(status == 0 and err == "" and out.startswith("It was") and len(out) 
 suite.equal(run([SAMPLE, suite.path("model"), "--prompt=It was", "--tokens=40", "--seed=3"])[1], out, "sample by its seed")
 suite.check(run([SAMPLE, suite.path("model"), "--prompt=It was", "--tokens=40", "--seed=4"])[1] != out, "another seed")
 
+# ---- samples ----
+# A model without layers is a Markov chain: embedding rows are unit vectors, which RMSNorm doubles in 4 dims, so head rows of
+# half the log-probabilities give the chain a -> b (3/4) or a (1/4), b -> c, c -> a.
+never = -40.0
+chain = {"a": [0.25, 0.75, 0], "b": [0, 0, 1], "c": [1, 0, 0]}
+table, head = [[0.0] * 4 for _ in range(256)], [[never] * 4 for _ in range(256)]
+for k, (letter, row) in enumerate(chain.items()):
+    table[ord(letter)][k] = 1.0
+    for to, p in zip("abc", row):
+        head[ord(to)][k] = math.log(p) / 2 if p else never
+tensors = {"lm_head.weight": head, "model.embed_tokens.weight": table, "model.norm.weight": [[1.0] * 4]}
+os.mkdir(suite.path("chain"))
+suite.write("chain/config.json", dict(CONFIG, hidden_size=4, num_hidden_layers=0, num_attention_heads=1, rms_norm_eps=1e-12,
+                                      max_position_embeddings=4))
+described, data = {}, b""
+for name, rows in tensors.items():
+    packed = b"".join(struct.pack("<4f", *row) for row in rows)
+    described[name] = {"dtype": "F32", "shape": [4] if len(rows) == 1 else [len(rows), 4],
+                       "data_offsets": [len(data), len(data) + len(packed)]}
+    data += packed
+described = json.dumps(described).encode()
+described += b" " * (-len(described) % 8)
+suite.write("chain/model.safetensors", struct.pack("<Q", len(described)) + described + data)
+for temperature, p in [(1, 0.75), (0.5, 0.9), (0, 1)]:  # p and 1 - p to the power 1 / temperature, of sum 1
+    status, out, err = run([SAMPLE, suite.path("chain"), "--prompt=cca", "--tokens=900", "--temperature=%g" % temperature])
+    drawn = out.rstrip("\n")[2:]
+    what = "samples at temperature %g" % temperature
+    suite.check(status == 0 and err == "" and len(drawn) == 901, "%s: %s %r" % (what, status, err))
+    suite.equal(set(re.findall("b(?=(.))|c(?=(.))", drawn)), {("c", ""), ("", "a")}, what + ": after b and after c")
+    after = re.findall("a(?=([ab]))", drawn)
+    limit = 5 * math.sqrt(p * (1 - p) / max(len(after), 1))
+    suite.near([after.count("b") / max(len(after), 1)], [p], limit, what + ": b after a")
+
 # ---- the law, from outside ----
 again, _ = train(BASE + ["--log.params"])
 same = ["loss", "grad_norm", "params", "lr", "tokens", "memory_peak_bytes"]
@@ -139,6 +172,22 @@ keys = suite.write("keys.json", {"model": {"config": config}, "data": {"path": t
 file, _ = train([keys, "--train.steps=6"])
 suite.equal(values(file), values(first), "keys of a file, one of them overruled")
 
+# ---- dropout ----
+# The mask belongs to the sample, the step and the layer: not to a rank or a microbatch. At rate 0 the same batch, step after
+# step, has another mask each time; an evaluation has none.
+dropping = BASE + ["--model.config=" + suite.write("dropout.json", dict(CONFIG, dropout=0.3))]
+dropped, _ = train(dropping)
+suite.check(abs(dropped[0]["loss"] - first[0]["loss"]) > 1e-4, "dropout matters")
+for way, ranks, micro in [("one", 1, 1), ("one", 1, 2), ("threads", 2, 1), ("threads", 3, 0)]:
+    log, _ = train(dropping + ["--train.micro_batch=%d" % micro], way, ranks)
+    what = "with dropout, %s of %d ranks, micro_batch %d" % (way, ranks, micro)
+    suite.near(values(log), values(dropped), 2e-5, "losses, " + what)
+    suite.near(values(log, "grad_norm"), values(dropped, "grad_norm"), 2e-4, "norms, " + what)
+batch = suite.write("batch.txt", open(text).read()[:81])
+still, _ = train(dropping + ["--data.path=" + batch, "--eval.path=" + text, "--optim.lr=0", "--eval.every=3", "--eval.steps=1"])
+suite.equal(len(set(values(still))), 6, "six masks")
+suite.equal([s["eval_loss"] for s in still if "eval_loss" in s], [first[0]["loss"]] * 2, "no dropout in an evaluation")
+
 # ---- data ----
 # 666 bytes: 8 steps of 80 fit; the ninth starts again at 0. At rate 0 equal batches have equal losses.
 wrap, _ = train(BASE + ["--optim.lr=0", "--train.steps=10"])
@@ -154,6 +203,44 @@ for i, ways_of in enumerate([("one", 1), ("threads", 3)]):
     suite.equal(values(nothing), [0] * 6, "no target counts: loss 0")
     suite.equal([s["params"]["lm_head.weight"]["norm"] for s in nothing],
                 [nothing[0]["params"]["lm_head.weight"]["norm"]] * 6, "and no update")
+
+# Only the first sample of a batch of five has targets: the loss and the gradient of that sample alone, however the batch
+# is split, for ranks and microbatches without targets add nothing and do not count in the mean.
+only = suite.write("only.bin", struct.pack("<%di" % (len(content) - 1), *content[1:17], *([-100] * (len(content) - 17))))
+alone, _ = train(BASE + ["--train.global_batch=1", "--train.steps=1", "--log.params"])
+for way, ranks, micro in [("one", 1, 0), ("one", 1, 2), ("threads", 3, 0), ("threads", 2, 1)]:
+    masked, _ = train(BASE + ["--train.steps=1", "--log.params", "--data.labels=" + only, "--train.micro_batch=%d" % micro],
+                      way, ranks)
+    what = "one sample with targets of five, %s of %d ranks, micro_batch %d" % (way, ranks, micro)
+    suite.near(values(masked), values(alone), 2e-6, "the loss, " + what)
+    for name, p in alone[0]["params"].items():
+        suite.near([masked[0]["params"][name]["grad_norm"]], [p["grad_norm"]], 2e-6 * alone[0]["grad_norm"],
+                   "the gradient of %s, %s" % (name, what))
+
+# An evaluation of two batches weighs them by their targets, 16 and 80.
+two = ["--data.path=" + suite.write("two.txt", content[:161]), "--data.labels=" + suite.write(
+    "two.bin", struct.pack("<160i", *content[1:17], *([-100] * 64), *content[81:161]))]
+at_rest, _ = train(BASE + two + ["--optim.lr=0", "--train.steps=2", "--eval.every=2", "--eval.steps=2"])
+suite.near([at_rest[1]["eval_loss"]], [(16 * at_rest[0]["loss"] + 80 * at_rest[1]["loss"]) / 96], 1e-6, "the mean over targets")
+suite.check(abs(at_rest[0]["loss"] - at_rest[1]["loss"]) > 1e-4, "two losses")
+
+# ---- rates ----
+# Warm-up over 2 steps, then a cosine from step 2 to step 6, which is never trained, down to a tenth.
+falling = ["--schedule.warmup_steps=2", "--schedule.decay=cosine", "--schedule.min_ratio=0.1"]
+scheduled, _ = train(BASE + falling)
+suite.near(values(scheduled, "lr"), [0.005, 0.01] + [0.001 + 0.0045 * (1 + math.cos(math.pi * k / 4)) for k in range(4)],
+           1e-12, "rates of the schedule")
+half, _ = train(BASE + ["--train.steps=1", "--optim.lr=0.005", "--log.params"])
+warm, _ = train(BASE + falling + ["--train.steps=1", "--log.params"])
+suite.equal(warm[0]["params"], half[0]["params"], "the rate of the schedule is that of the update")
+
+# With an eps far above the gradients a step is linear in gradient and rate: clipping is a smaller rate.
+linear = BASE + ["--train.steps=2", "--optim.eps=1000", "--optim.weight_decay=0"]
+free, _ = train(linear + ["--optim.lr=10000", "--train.max_norm=0"])
+clipped, _ = train(linear + ["--optim.lr=10000", "--train.max_norm=0.125"])
+slower, _ = train(linear + ["--optim.lr=%r" % (10000 * 0.125 / (first[0]["grad_norm"] + 1e-6)), "--train.max_norm=0"])
+suite.near(values(clipped)[1:], values(slower)[1:], 2e-5, "train.max_norm")
+suite.check(abs(free[1]["loss"] - clipped[1]["loss"]) > 1e-3, "clipping matters: %r, %r" % (values(free), values(clipped)))
 
 # ---- PyTorch's numbers, by keys ----
 for case in ["llama_tiny", "llama_tied", "gpt2_tiny"]:

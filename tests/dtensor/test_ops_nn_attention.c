@@ -1,0 +1,144 @@
+/* tests/dtensor/test_ops_nn_attention.c - attention's values against its definition, in f64 and
+ * key by key: which keys a query sees by positions and documents. Finite differences and
+ * placements, which cannot tell one mask from another: tests/dtensor/test_ops_nn.c. */
+#include "dtensor/dt_tape.h"
+#include "dtensor/ops/dt_ops.h"
+#include "tests/harness.h"
+
+#include <math.h>
+
+enum { B = 2, H = 4, G = 2, S = 70, D = 4, DOCUMENTS = 3 }; /* S: more than one block */
+
+static float q[B][H][S][D], k[B][G][S][D], v[B][G][S][D];
+static int32_t q_position[B][S], k_position[S], q_document[S], k_document[B][S];
+
+/* Which operands a case has; without positions a query's is its index. */
+typedef struct mask {
+    bool positions, documents, not_causal;
+} mask;
+
+static const mask masks[] = {
+    {false, false, false}, {true, false, false}, {false, true, false},
+    {true, true, false},   {false, true, true},  {false, false, true},
+};
+
+static uint32_t next(uint32_t *state)
+{
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+static void fill(void)
+{
+    uint32_t state = 1;
+    float *const part[] = {&q[0][0][0][0], &k[0][0][0][0], &v[0][0][0][0]};
+    const int n[] = {B * H * S * D, B * G * S * D, B * G * S * D};
+    for (int p = 0; p < 3; p++)
+        for (int i = 0; i < n[p]; i++)
+            part[p][i] = (float)(next(&state) % 2001) / 1000.0f - 1;
+    for (int s = 0; s < S; s++) {
+        k_position[s] = (int32_t)(next(&state) % S);
+        q_document[s] = (int32_t)(next(&state) % DOCUMENTS);
+        for (int b = 0; b < B; b++) {
+            q_position[b][s] = (int32_t)(next(&state) % S);
+            k_document[b][s] = (int32_t)(next(&state) % DOCUMENTS);
+        }
+    }
+}
+
+static bool sees(const mask *m, int b, int i, int j)
+{
+    const int at = m->positions ? q_position[b][i] : i, key = m->positions ? k_position[j] : j;
+    return (m->not_causal || key <= at) && (!m->documents || q_document[i] == k_document[b][j]);
+}
+
+static void definition(const mask *m, int b, int h, int i, double out[D])
+{
+    const int g = h / (H / G);
+    double sum = 0;
+    for (int e = 0; e < D; e++)
+        out[e] = 0;
+    for (int j = 0; j < S; j++) {
+        double score = 0;
+        for (int e = 0; e < D; e++)
+            score += (double)q[b][h][i][e] * (double)k[b][g][j][e];
+        const double p = sees(m, b, i, j) ? exp(score / sqrt((double)D)) : 0;
+        sum += p;
+        for (int e = 0; e < D; e++)
+            out[e] += p * (double)v[b][g][j][e];
+    }
+    for (int e = 0; e < D; e++)
+        out[e] = sum > 0 ? out[e] / sum : 0;
+}
+
+static dt_status operand(dt_mesh *mesh, dt_shape shape, dt_dtype dtype, const void *values,
+                         dt_tensor **out)
+{
+    const dt_layout *layout = NULL;
+    DT_TRY(dt_mesh_layout_text(mesh, shape, "", &layout));
+    DT_TRY(dt_distribute(layout, dtype, values, out));
+    return DT_OK;
+}
+
+static dt_status body(dt_world *world, void *arg)
+{
+    const mask *m = arg;
+    static float got[B][H][S][D];
+    dt_mesh *mesh = NULL;
+    dt_tape *t = NULL;
+    dt_tensor *x[7] = {NULL};
+    fill();
+    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"x", 1}}},
+                          &mesh));
+    DT_TRY(operand(mesh, DT_SHAPE(B, H, S, D), DT_F32, q, &x[0]));
+    DT_TRY(operand(mesh, DT_SHAPE(B, G, S, D), DT_F32, k, &x[1]));
+    DT_TRY(operand(mesh, DT_SHAPE(B, G, S, D), DT_F32, v, &x[2]));
+    if (m->positions) {
+        DT_TRY(operand(mesh, DT_SHAPE(B, S), DT_I32, q_position, &x[3]));
+        DT_TRY(operand(mesh, DT_SHAPE(S), DT_I32, k_position, &x[4]));
+    }
+    if (m->documents) {
+        DT_TRY(operand(mesh, DT_SHAPE(S), DT_I32, q_document, &x[5]));
+        DT_TRY(operand(mesh, DT_SHAPE(B, S), DT_I32, k_document, &x[6]));
+    }
+    DT_TRY(dt_tape_create(mesh, &(dt_tape_options){.no_grad = true}, &t));
+    dt_tensor *y = dt_attention(t, x[0], x[1], x[2],
+                                &(dt_attention_options){.not_causal = m->not_causal,
+                                                        .q_positions = x[3],
+                                                        .k_positions = x[4],
+                                                        .q_documents = x[5],
+                                                        .k_documents = x[6]});
+    DT_TRY(dt_tape_status(t));
+    DT_TRY(dt_tensor_read_f32_sync(y, &got[0][0][0][0]));
+    for (int row = 0; row < B * H * S; row++) {
+        const int b = row / (H * S), h = row / S % H, i = row % S;
+        double want[D];
+        definition(m, b, h, i, want);
+        for (int e = 0; e < D; e++)
+            TEST_THAT(fabs((double)got[b][h][i][e] - want[e]) < 1e-5,
+                      "sample %d, head %d, query %d: %g, not %g", b, h, i,
+                      (double)got[b][h][i][e], want[e]);
+    }
+    dt_tape_destroy(&t);
+    for (int i = 0; i < 7; i++)
+        dt_tensor_destroy(&x[i]);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(test_definition)
+{
+    mask m = masks[_i];
+    test_ranks(1, body, &m);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("attention");
+    TCase *tc = tcase_create("values");
+    tcase_set_timeout(tc, 60);
+    tcase_add_loop_test(tc, test_definition, 0, DT_COUNT(masks));
+    suite_add_tcase(suite, tc);
+    return test_main(suite);
+}
