@@ -39,7 +39,8 @@ int dt_text_distance(const char *a, const char *b);
 
 /* dt_options_parse - read argv (argv[0] is skipped) by a table of `count` lines.
  * Errors: DT_ERR_ARG: unknown key (with the nearest legal one), a value of the wrong type or range
- * (with what is legal), a key without a value; what dt_json_load says of the file. */
+ * (with what is legal), a key without a value, a model's config.json (it has "model_type") in place
+ * of CONFIG.json; what dt_json_load says of the file. */
 DT_NODISCARD dt_status dt_options_parse(const dt_option *table, int count, int argc,
                                         const char *const *argv, dt_options **options_out);
 void dt_options_destroy(dt_options **options);
@@ -57,8 +58,10 @@ int64_t dt_options_size(const dt_options *options, const char *key);
 bool dt_options_is_set(const dt_options *options, const char *key);
 bool dt_options_has(const dt_options *options, const char *key);
 
-/* Every key with its type, default and help, group by group; `program` for the usage line. */
-void dt_options_print_help(const dt_option *table, int count, const char *program, FILE *out);
+/* Every key with its type, default and help, group by group; those without a group
+ * together, where the last of them stands. usage: what follows "usage: ", such as
+ * "train [CONFIG.json] [--key=value ...]". */
+void dt_options_print_help(const dt_option *table, int count, const char *usage, FILE *out);
 
 /* The values as nested JSON, which the same program reads back as CONFIG.json to the same values.
  * Keys without a value are left out. Errors: DT_ERR_IO. */

@@ -86,7 +86,13 @@ int dt_text_distance(const char *a, const char *b)
     return row[m];
 }
 
-/* "seq_len" is as near to "train.seq_len" as one wrong letter. */
+static bool starts_with(const char *text, const char *start)
+{
+    return strncmp(text, start, strlen(start)) == 0;
+}
+
+/* "seq_len" is as near to "train.seq_len" as one wrong letter; a key that goes on where this one
+ * ends, as "parallel.dp_shard" does for "parallel.dp", is nearer than any with a wrong letter. */
 static dt_status unknown_key(const dt_options *o, const char *key, const char *where)
 {
     const char *nearest = "";
@@ -95,7 +101,8 @@ static dt_status unknown_key(const dt_options *o, const char *key, const char *w
         const char *candidate = o->table[i].key, *dot = strrchr(candidate, '.');
         const int whole = dt_text_distance(key, candidate);
         const int last = dot ? dt_text_distance(key, dot + 1) + 1 : whole;
-        const int d = whole < last ? whole : last;
+        const bool begun = starts_with(candidate, key) || (dot && starts_with(dot + 1, key));
+        const int d = begun ? 0 : whole < last ? whole : last;
         if (d < least) {
             least = d;
             nearest = candidate;
@@ -162,7 +169,14 @@ static dt_status read_file(dt_options *o, const char *path)
 {
     json_t *root;
     DT_TRY(dt_json_load(path, &root));
-    const dt_status st = read_object(o, root, "", path);
+    const bool is_model =
+        json_object_get(root, "model_type") && dti_option_find(o, "model_type") < 0;
+    const dt_status st =
+        is_model ? DT_ERROR(DT_ERR_ARG,
+                            "%s: this is a model's config.json, not a configuration of this "
+                            "program; pass it as --model.config=%s",
+                            path, path)
+                 : read_object(o, root, "", path);
     json_decref(root);
     return st;
 }

@@ -27,23 +27,43 @@ static void print_option(const dt_option *option, FILE *out)
     const char *legal = option->legal ? option->legal : value[option->type];
     const int used = fprintf(out, "  --%s%s%s", option->key, option->legal ? "=" : "", legal);
     (void)fprintf(out, "%*s%s", used < HELP_COLUMN ? HELP_COLUMN - used : 2, "", option->help);
-    if (option->fallback && *option->fallback)
-        (void)fprintf(out, " [%s]", option->fallback);
+    if (option->fallback && *option->fallback) {
+        (void)fputs(" [", out);
+        for (const char *c = option->fallback; *c; c++)
+            (void)fputs(*c == '\n' ? "\\n" : (const char[]){*c, '\0'}, out);
+        (void)fputc(']', out);
+    }
     (void)fputc('\n', out);
 }
 
-void dt_options_print_help(const dt_option *table, int count, const char *program, FILE *out)
+static void print_general(const dt_option *table, int count, FILE *out)
 {
-    (void)fprintf(out,
-                  "usage: %s [CONFIG.json] [--key=value ...]\n"
-                  "Dots in a key are nested objects in CONFIG.json. [defaults in brackets]\n",
-                  program);
+    (void)fputs("\ngeneral\n", out);
+    for (int i = 0; i < count; i++) {
+        if (!group_length(table[i].key))
+            print_option(&table[i], out);
+    }
+}
+
+void dt_options_print_help(const dt_option *table, int count, const char *usage, FILE *out)
+{
+    (void)fprintf(out, "usage: %s\n%s[defaults in brackets]\n", usage,
+                  strstr(usage, "CONFIG.json") ? "Dots in a key are nested objects in CONFIG.json. "
+                                               : "");
+    int last = -1; /* key without a group: there all of them stand together */
+    for (int i = 0; i < count; i++)
+        last = group_length(table[i].key) ? last : i;
+    const char *before = NULL;
     for (int i = 0; i < count; i++) {
         const char *key = table[i].key;
-        const int length = (int)group_length(key);
-        if (i == 0 || !same_group(key, table[i - 1].key))
-            (void)fprintf(out, "\n%.*s\n", length ? length : 7, length ? key : "general");
-        print_option(&table[i], out);
+        if (group_length(key)) {
+            if (!before || !same_group(key, before))
+                (void)fprintf(out, "\n%.*s\n", (int)group_length(key), key);
+            print_option(&table[i], out);
+            before = key;
+        }
+        if (i == last)
+            print_general(table, count, out);
     }
 }
 

@@ -118,7 +118,7 @@ int main(int argc, char **argv)
     DT_MUST(dt_options_parse(table, DT_COUNT(table), argc - first,
                              (const char *const *)argv + first, &o));
     if (dt_options_bool(o, "help")) {
-        dt_options_print_help(table, DT_COUNT(table), "sample", stdout);
+        dt_options_print_help(table, DT_COUNT(table), "sample FOLDER [--key=value ...]", stdout);
         dt_options_destroy(&o);
         return EXIT_SUCCESS;
     }

@@ -146,7 +146,8 @@ static dt_status check_together(const train_config *c)
 static dt_status fill(const dt_options *o, train_config *c)
 {
     DT_REQUIRE(dt_options_has(o, "model.config"), DT_ERR_ARG,
-               "model.config is missing: the path of a Hugging Face config.json");
+               "model.config is missing: the path of a Hugging Face config.json (train --help lists "
+               "every key)");
     DT_REQUIRE(dt_options_has(o, "data.path"), DT_ERR_ARG,
                "data.path is missing: a text or token file");
     DT_TRY(check_built(o));
@@ -210,7 +211,7 @@ dt_status train_config_parse(int argc, char **argv, FILE *out, train_config *con
     if (!*done)
         st = fill(c.options, &c);
     else if (out && dt_options_bool(c.options, "help"))
-        dt_options_print_help(table, DT_COUNT(table), "train", out);
+        dt_options_print_help(table, DT_COUNT(table), "train [CONFIG.json] [--key=value ...]", out);
     else if (out)
         st = dt_options_print_config(c.options, out);
     if (st != DT_OK || *done)
@@ -229,8 +230,11 @@ dt_status train_config_check_ranks(const train_config *c, int nranks)
     const int64_t product = (int64_t)c->dp_replicate * c->dp_shard * c->tp * c->pp;
     DT_REQUIRE(
         product == nranks, DT_ERR_ARG,
-        "parallel.dp_replicate %d x dp_shard %d x tp %d x pp %d = %lld, but there are %d ranks; "
-        "nearest: parallel.dp_replicate=%d with the others at 1",
-        c->dp_replicate, c->dp_shard, c->tp, c->pp, (long long)product, nranks, nranks);
+        "parallel.dp_replicate %d x dp_shard %d x tp %d x pp %d = %lld, but there %s %d rank%s; "
+        "nearest: parallel.dp_replicate=%d with the others at 1, or start %lld ranks: "
+        "--ranks=%lld, or tools/mpirun -n %lld",
+        c->dp_replicate, c->dp_shard, c->tp, c->pp, (long long)product, nranks == 1 ? "is" : "are",
+        nranks, nranks == 1 ? "" : "s", nranks, (long long)product, (long long)product,
+        (long long)product);
     return DT_OK;
 }

@@ -115,7 +115,7 @@ int main(int argc, char **argv)
     DT_MUST(dt_options_parse(table, DT_COUNT(table), argc, (const char *const *)argv, &o));
     const char *name = dt_options_string(o, "schedule");
     if (dt_options_bool(o, "help")) {
-        dt_options_print_help(table, DT_COUNT(table), "schedule", stdout);
+        dt_options_print_help(table, DT_COUNT(table), "schedule [--key=value ...]", stdout);
     } else if (strcmp(name, "all") == 0) {
         /* Those that do not take this p, m and v say so, and the others go on. */
         for (int i = 0; dt_pp_rule_at(i); i++)

@@ -141,6 +141,8 @@ END_TEST
 START_TEST(command_line_mistakes)
 {
     fails(ARGS("--train.step=3"), "unknown key 'train.step'; the nearest is 'train.steps'");
+    fails(ARGS("--parallel.s=1"), "the nearest is 'parallel.sp'");
+    fails(ARGS("--train.part=1"), "the nearest is 'train.part.ratio'");
     fails(ARGS("--lr=3"), "the nearest is 'optim.lr'");
     fails(ARGS("--seqlen=3"), "the nearest is 'train.seq_len'");
     fails(ARGS("--train.steps=many"), "train.steps: 'many' is not legal, must be an integer");
@@ -172,6 +174,9 @@ START_TEST(file_mistakes)
 {
     file_fails("{\"train\": {\"stps\": 3}}",
                "unknown key 'train.stps'; the nearest is 'train.steps'");
+    file_fails("{\"model_type\": \"llama\", \"vocab_size\": 256}",
+               "this is a model's config.json, not a configuration of this program; pass it as "
+               "--model.config=/tmp/");
     file_fails("{\"train\": 3}", "unknown key 'train'");
     file_fails("{\"trian\": {\"steps\": null}}", "unknown key 'trian.steps'");
     file_fails("{\"help\": true}", "unknown key 'help'");
@@ -254,7 +259,7 @@ START_TEST(help_lists_every_key_in_its_group)
 {
     FILE *out = tmpfile();
     ck_assert_ptr_nonnull(out);
-    dt_options_print_help(table, DT_COUNT(table), "prog", out);
+    dt_options_print_help(table, DT_COUNT(table), "prog FOLDER [--key=value]", out);
     char *text = text_of(out);
     const char *at = text;
     for (int i = 0; i < DT_COUNT(table); i++) {
@@ -264,9 +269,33 @@ START_TEST(help_lists_every_key_in_its_group)
         ck_assert_msg(at, "%s is missing", table[i].key);
         ck_assert_ptr_nonnull(strstr(at, table[i].help));
     }
+    ck_assert_ptr_eq(strstr(text, "usage: prog FOLDER [--key=value]\n"), text);
     ck_assert_ptr_nonnull(strstr(text, "\n\ntrain\n  --train.steps=INTEGER"));
     ck_assert_ptr_nonnull(strstr(text, "\n\ngeneral\n  --recompute=none|full|selective"));
     ck_assert_ptr_nonnull(strstr(text, "steps to take [100]\n"));
+    free(text);
+}
+END_TEST
+
+START_TEST(help_has_one_general_group_and_escapes)
+{
+    static const dt_option some[] = {
+        {"first", DT_OPTION_STRING, "a\n", "text", NULL, 0, 0},
+        {"group.key", DT_OPTION_INT, "1", "number", NULL, 0, 0},
+        {"last", DT_OPTION_COMMAND, NULL, "do it", NULL, 0, 0},
+    };
+    FILE *out = tmpfile();
+    ck_assert_ptr_nonnull(out);
+    dt_options_print_help(some, DT_COUNT(some), "prog [CONFIG.json]", out);
+    char *text = text_of(out);
+    ck_assert_str_eq(text,
+                     "usage: prog [CONFIG.json]\n"
+                     "Dots in a key are nested objects in CONFIG.json. [defaults in brackets]\n"
+                     "\ngroup\n"
+                     "  --group.key=INTEGER                   number [1]\n"
+                     "\ngeneral\n"
+                     "  --first=TEXT                          text [a\\n]\n"
+                     "  --last                                do it\n");
     free(text);
 }
 END_TEST
@@ -284,6 +313,7 @@ int main(void)
     tcase_add_test(tests, command_line_mistakes);
     tcase_add_test(tests, file_mistakes);
     tcase_add_test(tests, printed_config_reads_back);
+    tcase_add_test(tests, help_has_one_general_group_and_escapes);
     tcase_add_test(tests, help_lists_every_key_in_its_group);
     suite_add_tcase(suite, tests);
     const int result = test_main(suite);

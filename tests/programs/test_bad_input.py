@@ -44,9 +44,13 @@ bad("zero length", BASE + ["--train.seq_len=0"], "train.seq_len", "at least 1")
 bad("negative batch", BASE + ["--train.global_batch=-1"], "train.global_batch", "at least 1")
 bad("beta of one", BASE + ["--optim.beta1=1"], "beta1")
 bad("too large a batch", BASE + ["--train.global_batch=4611686018427387904"], "train.global_batch")
-bad("no model", DATA, "model.config is missing")
+bad("no model", DATA, "model.config is missing", "--help")
+bad("a model for a configuration", [suite.write("m.json", {"model_type": "llama", "hidden_size": 8})] + BASE,
+    "m.json: this is a model's config.json", "--model.config=")
+bad("a degree by half its name", BASE + ["--parallel.dp=2"], "the nearest is 'parallel.dp_replicate'", ways=["one"])
 bad("no data", MODEL, "data.path is missing")
-bad("ranks", BASE + ["--parallel.dp_replicate=2"], "parallel.dp_replicate 2", "1 ranks", ways=["one"])
+bad("ranks", BASE + ["--parallel.dp_replicate=2"], "parallel.dp_replicate 2", "there is 1 rank;",
+    "or start 2 ranks: --ranks=2, or tools/mpirun -n 2", ways=["one"])
 bad("a degree too many", BASE + ["--parallel.tp=2"], "parallel.dp_replicate 3", "tp 2", "3 ranks", ways=SEVERAL)
 bad("no degree", BASE + ["--parallel.tp=0"], "parallel.tp", "from 1 to")
 if HAS_MPI:
