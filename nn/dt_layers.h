@@ -15,7 +15,7 @@ typedef struct dt_linear_options {
     /* in_out only: the logical shape of `out`, such as [3, heads, head_dim]; ndim 0: [out]. It is
      * also the output's. */
     dt_shape split;
-    double std;       /* of the weight's initial values */
+    double std;       /* of the weight's initial values; 0: 1 / sqrt(in) */
 } dt_linear_options;
 /* weight, bias. */
 DT_NODISCARD dt_status dt_layer_linear(const dt_linear_options *options, dt_module **module_out);

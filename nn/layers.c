@@ -3,6 +3,8 @@
 #include "nn/dt_layers.h"
 #include "nn/nn_internal.h"
 
+#include <math.h>
+
 static dt_values one(dt_tensor *x)
 {
     return (dt_values){.n = 1, .value = {x}};
@@ -94,7 +96,8 @@ static dt_values linear_forward(dt_module *m, dt_tape *t, const dt_values *in)
 dt_status dt_layer_linear(const dt_linear_options *o, dt_module **module_out)
 {
     static const dt_module_kind kind = {"linear", sizeof(linear_state), linear_forward};
-    const dt_init normal = {DT_INIT_NORMAL, o->std}, zeros = {DT_INIT_ZEROS, 0};
+    const double std = o->std > 0 ? o->std : 1 / sqrt((double)o->in);
+    const dt_init normal = {DT_INIT_NORMAL, std}, zeros = {DT_INIT_ZEROS, 0};
     const dt_shape out = o->split.ndim ? o->split : DT_SHAPE(o->out);
     dt_shape w = DT_SHAPE(o->out, o->in);
     if (o->in_out) {

@@ -2,6 +2,7 @@
  * every mesh. */
 #include "base/dt_random.h"
 #include "models/dt_models.h"
+#include "nn/dt_layers.h"
 #include "tests/harness.h"
 
 #include <stdio.h>
@@ -402,6 +403,18 @@ START_TEST(llama_405b)
 }
 END_TEST
 
+START_TEST(linear_std_0_is_one_over_root_of_in)
+{
+    static const double given[] = {0, 0.5}, want[] = {0.25, 0.5};
+    for (int i = 0; i < DT_COUNT(given); i++) {
+        dt_module *m = NULL;
+        ck_ok(dt_layer_linear(&(dt_linear_options){.in = 16, .out = 3, .std = given[i]}, &m));
+        ck_assert_double_eq(dt_module_param(m, "weight")->init.std, want[i]);
+        dt_module_destroy(&m);
+    }
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
     golden = argc > 1 ? argv[1] : golden;
@@ -413,6 +426,7 @@ int main(int argc, char **argv)
     tcase_add_test(tc, placing);
     tcase_add_test(tc, no_room_names_the_parameter);
     tcase_add_loop_test(tc, same_initial_values_on_every_mesh, 0, DT_COUNT(init_cases));
+    tcase_add_test(tc, linear_std_0_is_one_over_root_of_in);
     tcase_add_loop_test(tc, llama_405b, 0, 3);
     suite_add_tcase(suite, tc);
     return test_main(suite);
