@@ -144,9 +144,8 @@ static dt_status root_starts(dt_module *m, dt_tape *t, void *arg)
 
 static dt_status root_ends(dt_module *m, dt_tape *t, void *arg)
 {
-    (void)m;
-    (void)t;
-    DT_TRY(finish_all(arg));
+    if (!dt_tape_marker_ahead(t, m))
+        DT_TRY(finish_all(arg));
     return DT_OK;
 }
 

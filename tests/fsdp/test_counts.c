@@ -176,6 +176,43 @@ START_TEST(accumulation)
 }
 END_TEST
 
+/* ---- a group that runs alone, twice, while its first sums are on their way ---- */
+
+static dt_status alone_body(dt_world *world, void *arg)
+{
+    net n;
+    dt_tensor *loss = NULL;
+    DT_TRY(net_open(arg, world, &n));
+    DT_TRY(net_forward(&n, 0, false, &loss)); /* makes x */
+    dt_tensor *w = dt_module_param(dt_module_child(n.block[0], 0), "weight")->tensor;
+    float once[6 * 5] = {0};
+    for (int times = 1; times <= 2; times++) {
+        dt_module_clear_grads(n.root);
+        for (int i = 0; i < times; i++) {
+            dt_tape_reset(n.t, NULL);
+            DT_TRY(dt_backward(n.t, dt_sum(n.t, dt_module_call1(n.block[0], n.t, n.x), 0)));
+        }
+        DT_TRY(dt_module_reduce_grads(n.root));
+        const dt_array *g = &dt_tensor_grad(w)->array;
+        const float *got = dt_array_data(g);
+        for (int64_t i = 0; i < dt_array_count(g); i++) {
+            once[i] = times == 1 ? got[i] : once[i];
+            TEST_THAT(got[i] == (float)times * once[i], "element %lld: %g, once %g", (long long)i,
+                      (double)got[i], (double)once[i]);
+        }
+    }
+    net_close(&n);
+    return DT_OK;
+}
+
+START_TEST(alone)
+{
+    net_case c = usual((dt_fsdp_options){0});
+    c.shard = c.replicate = 2;
+    test_ranks(4, alone_body, &c);
+}
+END_TEST
+
 /* ---- recomputation: one unshard serves the second run and the gradients ---- */
 
 START_TEST(recomputed)
@@ -294,6 +331,7 @@ int main(void)
     tcase_add_test(tc, by_hand);
     tcase_add_loop_test(tc, accumulation, 0, 11);
     tcase_add_loop_test(tc, recomputed, 0, 2);
+    tcase_add_test(tc, alone);
     tcase_add_test(tc, frozen);
     tcase_add_test(tc, ignored);
     suite_add_tcase(suite, tc);

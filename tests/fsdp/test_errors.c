@@ -110,6 +110,11 @@ static dt_status scalar_body(dt_world *world, void *arg)
     DT_TRY(dt_module_add_param(b.c, "gain", DT_SCALAR, NULL, (dt_init){DT_INIT_ONES, 0}, NULL));
     DT_TRY(dt_module_finish(b.root));
     TEST_FAILS(DT_ERR_ARG, "c.gain is a scalar", dt_fully_shard(b.root, b.mesh, "dp_shard", NULL));
+    int n = 0;
+    dt_param *const *p = dt_module_params(b.root, &n);
+    for (int i = 0; i < n; i++)
+        TEST_THAT(!p[i]->layout && !p[i]->owner, "%s was changed by a call that failed",
+                  p[i]->name);
     DT_TRY(dt_module_materialize(b.root, b.mesh, 1));
     TEST_FAILS(DT_ERR_STATE, "a.weight is materialized already",
                dt_fully_shard(b.a, b.mesh, "dp_shard", NULL));

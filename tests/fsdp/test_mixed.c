@@ -285,12 +285,29 @@ static dt_status types_body(dt_world *world, void *arg)
     return DT_OK;
 }
 
+/* The narrower type stays also where another of 16 bits is asked for. */
+static dt_status stays_body(dt_world *world, void *arg)
+{
+    net n;
+    int np = 0;
+    DT_TRY(net_open(arg, world, &n));
+    dt_param *const *p = dt_module_params(n.root, &np);
+    DT_TRY(dt_fsdp_unshard(n.root));
+    DT_TRY(dt_fsdp_reshard(n.root));
+    TEST_THAT(dt_tensor_dtype(p[np - 1]->use) == DT_BF16 && dt_tensor_dtype(p[0]->use) == DT_F16,
+              "types of use");
+    net_close(&n);
+    return DT_OK;
+}
+
 START_TEST(types_in_a_group)
 {
     net_case c = usual(2, DT_F32, DT_F32);
     c.n = 8;
     c.shard_with = types;
     test_ranks(2, types_body, &c);
+    c.options.param_dtype = DT_F16;
+    test_ranks(2, stays_body, &c);
     c.options.param_dtype = DT_BF16; /* all are used in bf16: it trains, all but the head */
     c.steps = 4;
     net_run a = net_train(&c);

@@ -132,6 +132,10 @@ static dt_status lists_body(dt_world *world, void *arg)
     DT_TRY(events(&n, text));
     TEST_THAT(strncmp(text, "G2 Br W2 G1 B2", 14) == 0, "%s", text);
     TEST_FAILS(DT_ERR_STATE, "was not given", dt_fsdp_set_prefetch(n.root, true, 1, &n.layers));
+    DT_TRY(dt_fsdp_set_prefetch(n.block[2], false, 1, &n.block[0])); /* too late */
+    DT_TRY(net_forward(&n, 1, true, &loss));
+    TEST_THAT(dt_heap_get_stats(dt_mesh_heap(n.mesh)).live[DT_TAG_COMM] == 0,
+              "evaluation leaves what it gathered in vain");
     net_close(&n);
     return DT_OK;
 }

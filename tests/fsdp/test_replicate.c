@@ -118,7 +118,7 @@ static dt_status counts_body(dt_world *world, void *arg)
 
 START_TEST(counts)
 {
-    static const int64_t bytes[] = {0, 1, 200, 400, 700};
+    static const int64_t bytes[] = {0, 1, 144 /* a c_proj, exactly */, 400, 700};
     net_case c = usual(2, bytes[_i]);
     test_ranks(2, counts_body, &c);
 }
@@ -195,6 +195,15 @@ static dt_status unused_body(dt_world *world, void *arg)
         TEST_THAT(used == (g->array.storage != NULL), "%s", p[i]->name);
         TEST_THAT(!used || g->layout == p[i]->layout, "%s is not at home", p[i]->name);
     }
+    dt_module_clear_grads(n.root);
+    /* called twice on a tape: each bucket goes once, when the second walk has passed */
+    DT_TRY(net_forward(&n, 1, false, &loss));
+    dt_tensor *again = dt_module_call1(n.root, n.t, n.x);
+    dt_world_reset_counts(world);
+    DT_TRY(dt_backward(n.t, dt_add(n.t, loss, dt_sum(n.t, again, 0))));
+    DT_TRY(dt_module_reduce_grads(n.root));
+    TEST_THAT(dt_world_counts(world).total_calls == buckets(&n, bucket_bytes[dt_world_rank(world)]),
+              "%lld calls", (long long)dt_world_counts(world).total_calls);
     dt_module_clear_grads(n.root);
     double value = 0;
     DT_TRY(net_step(&n, 1, &value)); /* the next one is whole again */

@@ -36,6 +36,9 @@ START_TEST(sharded_ranks_are_one)
                     &one));
     ck_ok(law_train(&c, &many));
     law_check_same(&many, &one, 3);
+    for (int i = 0; i < 3; i++)
+        ck_assert_msg(fabs(many.norm[i] - one.norm[i]) <= LAW_ELEMENT_LIMIT * one.norm[i],
+                      "norm of step %d: %.9g, one rank %.9g", i, many.norm[i], one.norm[i]);
     law_free(&one);
     law_free(&many);
 }
