@@ -1,7 +1,7 @@
 /* dtensor.h - the whole public interface, lowest layer first; this is also the order to read it in.
  *
- * Programs include this; the library itself never does (tools/check_layers). README.md has a first
- * program, docs/STYLE.md the words and rules used everywhere. */
+ * Programs include this; the library itself never does (tools/check_layers). README.md has a
+ * training step, docs/STYLE.md the words and rules used everywhere. */
 #pragma once
 
 #include "base/dt_status.h"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# tests/tools/test_install.sh - installs the library into a new folder and compiles the program in README.md
+# tests/tools/test_install.sh - installs the library into a new folder and compiles the step in README.md
 # as a user would, with pkg-config; on 4 ranks it prints what it prints on 1, and the loss falls.
 # Arguments: source root, build root, the compiler and its flags.
 set -u
@@ -23,7 +23,7 @@ sed -n '/^```c$/,/^```$/p' README.md | sed '/^```/d' >"$folder/program.c"
 cat tests/tools/readme_main.inc >>"$folder/program.c"
 # shellcheck disable=SC2046
 "$@" -std=c11 -Wall -Werror $(flags --cflags) -o "$folder/program" "$folder/program.c" $(flags --libs) 2>&1 ||
-    fail "the program in README.md does not compile against what was installed"
+    fail "the step in README.md does not compile against what was installed"
 
 export OMP_NUM_THREADS=1
 one=$("$folder/program" 1) || fail "on one rank: $one"
