@@ -178,10 +178,11 @@ static dt_status infer_shape(inference *f, const dti_words *s)
                 DT_REQUIRE(p->operand != i, DT_ERR_ARG, "%s: operand %d has letter %c twice",
                            f->r->name, i, l);
             const int64_t want = f->in[p->operand]->shape.dim[p->dim], got = f->in[i]->shape.dim[d];
-            DT_REQUIRE(want == got, DT_ERR_SHAPE,
-                       "%s: dim %d of %s and dim %d of %s must have the same size", f->r->name,
-                       p->dim, dti_rule_describe(f->r, p->operand, a), d,
-                       dti_rule_describe(f->r, i, b));
+            DT_REQUIRE(
+                want == got, DT_ERR_SHAPE,
+                "%s: dim %d of %s has size %lld, dim %d of %s has size %lld: they must agree",
+                f->r->name, p->dim, dti_rule_describe(f->r, p->operand, a), (long long)want, d,
+                dti_rule_describe(f->r, i, b), (long long)got);
         }
     }
     f->out.shape.ndim = (int)strlen(s->out);

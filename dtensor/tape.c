@@ -227,8 +227,11 @@ void dti_reason(dt_status st, dti_reason_text *reason)
     char *end = strstr(reason->text, "\n  from ");
     if (end)
         *end = '\0';
-    char *colon = strstr(reason->text, ": ");
-    if (colon && strncmp(reason->text, "rank ", 5) != 0) { /* else relayed: says who failed */
+    /* "file:line function: what"; other beginnings are of an op that failed inside of this one, or
+     * of another rank, and say who it was. */
+    char *colon = strstr(reason->text, ": "), *space = strchr(reason->text, ' ');
+    if (colon && space && strcspn(reason->text, ":") < (size_t)(space - reason->text) &&
+        strcspn(space + 1, " ") > (size_t)(colon - space - 1)) {
         *colon = '\0';
         reason->place = reason->text;
         reason->what = colon + 2;

@@ -1,5 +1,5 @@
 /* tp/print.c - shows what a parallelized module will do, by running it once on a meta mesh:
- * placements from hooks, collectives from the trace, whose labels are module paths.
+ * placements from hooks, collectives from the trace, whose labels begin with module paths.
  * Read first: tp/dt_tp.h. */
 #include "tp/tp_internal.h"
 
@@ -98,6 +98,16 @@ static dt_status watch_all(report *r)
 
 /* ---- running ---- */
 
+/* Is that module the one of a label "path", "path at file:line" or "path at file:line, backward"? */
+static bool names(const char *label, const char *path)
+{
+    const size_t length = strlen(path);
+    if (strncmp(label, path, length) != 0)
+        return false;
+    const char *rest = label + length;
+    return !*rest || *rest == ',' || strncmp(rest, length ? " at " : "at ", length ? 4 : 3) == 0;
+}
+
 /* Give the collectives recorded so far to the modules that their labels name. */
 static void tally_events(report *r, dt_trace *trace, bool backward)
 {
@@ -113,7 +123,7 @@ static void tally_events(report *r, dt_trace *trace, bool backward)
                 continue;
             tally *to = &r->once;
             for (int64_t i = 0; i < r->n; i++) {
-                if (strcmp(dt_module_path(r->line[i].m), e[k].name + length + 1) == 0)
+                if (names(e[k].name + length + 1, dt_module_path(r->line[i].m)))
                     to = backward ? &r->line[i].backward : &r->line[i].forward;
             }
             to->calls[call]++;

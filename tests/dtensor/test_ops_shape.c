@@ -448,7 +448,7 @@ static dt_status bad_calls(dt_mesh *mesh, dt_tape *tape)
     FAILS(DT_ERR_ARG, "[1, 4) of dim 1, which has 3", dt_slice(tape, a, 1, 1, 4));
     FAILS(DT_ERR_ARG, "dim 2", dt_select(tape, a, 2, 0));
     FAILS(DT_ERR_ARG, "dim -1", dt_concat(tape, 1, &a, -1));
-    FAILS(DT_ERR_SHAPE, "letter",
+    FAILS(DT_ERR_SHAPE, "they must agree",
           dt_concat(tape, 2, (dt_tensor *[]){a, dt_slice(tape, a, 0, 0, 1)}, 1));
     FAILS(DT_ERR_SHAPE, "add up to 2", (dt_split(tape, a, 1, 2, (int64_t[]){1, 1}, out), out[0]));
     FAILS(DT_ERR_ARG, "operand 1 is missing",

@@ -136,8 +136,8 @@ static const refusal refusals[] = {
      {"S(2)@dp>tp", "S(1)@tp>dp", ""},
      7,
      DT_ERR_PLACEMENT,
-     "dim 2 of operand 0 ([4, 6, 8] [S(2)@dp>tp]) and dim 1 of operand 1 ([16, 8] [S(1)@tp>dp]) are "
-     "split differently"},
+     "dim 2 of operand 0 ([4, 6, 8] [S(2)@dp>tp]) and dim 1 of operand 1 ([16, 8] [S(1)@tp>dp]) "
+     "are split differently"},
     {"...K,nK+n->...n",
      {"S(2)@tp", "S(1)@tp", ""},
      7,
@@ -147,8 +147,8 @@ static const refusal refusals[] = {
      {"", "", ""},
      7,
      DT_ERR_SHAPE,
-     "dim 2 of operand 0 ([4, 6, 8] [R]) and dim 0 of operand 1 ([16, 8] [R]) must have the same "
-     "size"},
+     "dim 2 of operand 0 ([4, 6, 8] [R]) has size 8, dim 0 of operand 1 ([16, 8] [R]) has size "
+     "16: they must agree"},
     {"...k,nkc+n->...n",
      {"", "", ""},
      7,

@@ -330,7 +330,7 @@ static dt_status failures_body(dt_world *world, void *arg)
     DT_TRY(goes_wrong(&b, full, b.f, MORE, "the second run gives 2 results"));
     DT_TRY(goes_wrong(&b, full, b.g, FAIL, "the disk is full"));
     DT_TRY(goes_wrong(&b, part, b.f, OTHER_OP, "the second run has matmul"));
-    DT_TRY(goes_wrong(&b, part, b.g, OTHER_OP, "in g at"));
+    DT_TRY(goes_wrong(&b, part, b.g, OTHER_OP, " in g: op matmul("));
     b.inner.fails_again = true;
     DT_TRY(goes_wrong(&b, full, b.f, SAME, "the hook c fails"));
     b.inner.fails_again = false;

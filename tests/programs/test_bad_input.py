@@ -188,7 +188,7 @@ def judge(case, folder, result):
     shown = "%s: status %s, stderr:\n%s" % (name, status, err)
     suite.check(status is not None and 0 < status < 128, "exit status: " + shown)
     lines = [line for line in err.split("\n") if line.strip()]
-    head = [line for line in lines if not line.startswith("  from ")]
+    head = [line for line in lines if not line.startswith("  ")]
     suite.check(len(head) == 1 and "failed: " in head[0], "one message: " + shown)
     suite.check(all(word in err for word in says), "says %r: %s" % (says, shown))
     suite.check("failed" not in out and "rror" not in out, "stdout of %s: %s" % (name, out))
