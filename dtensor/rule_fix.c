@@ -151,6 +151,19 @@ static bool nth_change(const dt_layout *before, int axis, int k, dt_layout *afte
     return false;
 }
 
+static dt_status try_changes(search *s, proposal p, int deeper);
+
+/* The last change of p, in all ways from `before` on. */
+static dt_status try_last(search *s, proposal p, const dt_layout *before, int deeper)
+{
+    change *c = &p.change[p.n - 1];
+    for (int k = 0; nth_change(before, c->axis, k, &c->after); k++) {
+        if (!dt_layout_equal(before, &c->after))
+            DT_TRY(deeper ? try_changes(s, p, deeper - 1) : try_proposal(s, p));
+    }
+    return DT_OK;
+}
+
 /* Tries p with one change more, in all ways; `deeper`: instead tries each of those with yet one
  * more. */
 static dt_status try_changes(search *s, proposal p, int deeper)
@@ -164,10 +177,7 @@ static dt_status try_changes(search *s, proposal p, int deeper)
             const bool again = mine > 0 && i == c[-1].operand;
             const dt_layout before = again ? c[-1].after : *s->r->in[i];
             *c = (change){.operand = i, .axis = a};
-            for (int k = 0; nth_change(&before, a, k, &c->after); k++) {
-                if (!dt_layout_equal(&before, &c->after))
-                    DT_TRY(deeper ? try_changes(s, p, deeper - 1) : try_proposal(s, p));
-            }
+            DT_TRY(try_last(s, p, &before, deeper));
         }
     }
     return DT_OK;

@@ -34,7 +34,7 @@ typedef struct attributes {
 static uint64_t key(const void *a)
 {
     const attributes *attr = a;
-    return (uint64_t)(attr->axis * 16 + attr->n * 2 + attr->in_out);
+    return (uint64_t)attr->axis << 16 | (uint64_t)attr->n << 1 | (uint64_t)attr->in_out;
 }
 
 /* ---- rules ---- */
