@@ -1,5 +1,5 @@
-/* examples/example.h - runs a body on every rank: as launched by tools/mpirun, or with `--ranks N` or
- * `--ranks=N` as threads. */
+/* examples/example.h - runs a body on every rank: as launched by tools/mpirun, or with `--ranks N`
+ * or `--ranks=N` as threads. */
 #pragma once
 
 #include "comm/dt_comm.h"

@@ -146,8 +146,8 @@ static dt_status check_together(const train_config *c)
 static dt_status fill(const dt_options *o, train_config *c)
 {
     DT_REQUIRE(dt_options_has(o, "model.config"), DT_ERR_ARG,
-               "model.config is missing: the path of a Hugging Face config.json (train --help lists "
-               "every key)");
+               "model.config is missing: the path of a Hugging Face config.json (train --help "
+               "lists every key)");
     DT_REQUIRE(dt_options_has(o, "data.path"), DT_ERR_ARG,
                "data.path is missing: a text or token file");
     DT_TRY(check_built(o));

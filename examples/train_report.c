@@ -155,8 +155,8 @@ static void print_step(const train_config *c, const dt_metrics *m, train_report 
     const bool keep =
         m->step % c->log_every == 0 || m->step == c->steps || m->step == 1 || m->evaluated;
     if (live || keep)
-        (void)printf("%s%s%s", live ? "\r\033[K" : "", dt_metrics_line(m, columns, line, sizeof line),
-                     keep ? "\n" : "");
+        (void)printf("%s%s%s", live ? "\r\033[K" : "",
+                     dt_metrics_line(m, columns, line, sizeof line), keep ? "\n" : "");
     (void)fflush(stdout);
     if (keep) {
         r->window_s = train_report_now();

@@ -43,8 +43,8 @@ static int64_t live(const bench *b)
 
 /* ---- errors ---- */
 
-/* Who called what; what is wrong; what mends it; where the library found it: a line each, each thing
- * said once. */
+/* Who called what; what is wrong; what mends it; where the library found it: a line each, each
+ * thing said once. */
 static dt_status check_error_lines(const dt_tape *t, const char *here)
 {
     char text[2000];
