@@ -38,6 +38,7 @@
 #include "pp/dt_schedule.h"
 #include "fsdp/dt_fsdp.h"
 #include "optim/dt_optim.h"
+#include "optim/dt_scaler.h"
 #include "data/dt_data.h"
 #include "checkpoint/dt_safetensors.h"
 #include "metrics/dt_metrics.h"

@@ -1,6 +1,6 @@
-/* bench/fsdp_step.c - a training step of a Llama of 25 million parameters on two cores: two ranks with one thread each, sharded
- * (ZeRO-3) or replicated, against one rank with two threads. Each line: milliseconds a step, best of several, and that peer's
- * time divided by it.
+/* bench/fsdp_step.c - a training step of a Llama of 25 million parameters on two cores: two ranks
+ * with one thread each, sharded (ZeRO-3) or replicated, against one rank with two threads. Each
+ * line: milliseconds a step, best of several, and that peer's time divided by it.
  *
  *   build/bench/fsdp_step [TOKENS]      a step has 4096, or TOKENS, a multiple of 4 */
 #include "array/dt_kernels.h"

@@ -1,5 +1,5 @@
-/* examples/05_fsdp.c - an MLP of three blocks, sharded: bytes of a rank before and after, the collectives of a step, and the
- * order of its events.
+/* examples/05_fsdp.c - an MLP of three blocks, sharded: bytes of a rank before and after, the
+ * collectives of a step, and the order of its events.
  *
  *   build/examples/05_fsdp --ranks 4
  *

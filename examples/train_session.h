@@ -18,7 +18,8 @@ typedef struct train_session {
     int64_t step;           /* finished ones */
     int64_t position;       /* token where the next batch starts */
     int32_t *ids, *targets; /* of this rank's part of a microbatch */
-    /* Called with the reduced gradients (times scaler.scale), before clipping and update; NULL: not. */
+    /* Called with the reduced gradients (times scaler.scale), before clipping and update; NULL:
+     * not. */
     dt_status (*inspect)(struct train_session *s, void *arg);
     void *inspect_arg;
 } train_session;

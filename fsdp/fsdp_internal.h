@@ -1,6 +1,6 @@
 /* fsdp/fsdp_internal.h - groups and what they share.
  *
- *     dti_fsdp   one for all groups at and below the outermost call: order of events, what is in flight
+ *     dti_fsdp   one for all groups at and below the outermost call: order, what is in flight
  *       dti_group   one a call: parameters that are gathered and reduced together */
 #pragma once
 
@@ -12,7 +12,7 @@ typedef enum dti_state {
     DTI_SHARDED,
     DTI_GATHERING, /* in flight, or done and not yet waited for */
     DTI_UNSHARDED,
-    DTI_GROUPED /* DT_RESHARD_GROUP: between forward and backward a larger shard is kept in member.kept */
+    DTI_GROUPED /* DT_RESHARD_GROUP: between forward and backward member.kept is a larger shard */
 } dti_state;
 
 /* One parameter of a group. */
@@ -24,8 +24,8 @@ typedef struct dti_member {
     bool alias;    /* nothing to gather and nothing to cast: ops see the parameter itself */
     dt_local kept; /* DTI_GROUPED: its part, laid out on the group's view of the mesh */
     const dt_layout *use_view, *kept_view; /* on that view */
-    dt_tensor *
-        sum; /* carries the gradient in sum_dtype where that is not use_dtype; NULL: not needed yet */
+    /* carries the gradient in sum_dtype where that is not use_dtype; NULL: not needed yet */
+    dt_tensor *sum;
 } dti_member;
 
 typedef struct dti_group {
@@ -47,7 +47,8 @@ typedef struct dti_group {
     int *reducing;                  /* members under reduction, nreducing of them */
     int nreducing;
     bool pretends; /* dry run: has gradients */
-    /* Groups that the user wants gathered ahead of this one's forward [0] and backward [1]; n -1: by the order. */
+    /* Groups that the user wants gathered ahead of this one's forward [0] and backward [1]; n -1:
+     * by the order. */
     struct {
         int n;
         struct dti_group **group;
@@ -73,6 +74,8 @@ enum { DTI_GATHER_CHANNEL = 1, DTI_REDUCE_CHANNEL = 2 };
 
 /* fsdp/group.c */
 void dti_fsdp_group_release(void *arg); /* what hooks of one module hold of a group */
+
+/* fsdp/root.c */
 const char *dti_fsdp_name(const dti_group *g);
 /* Before the first forward: one root over all groups of the model. */
 dt_status dti_fsdp_check_root(dti_group *g);

@@ -1,7 +1,8 @@
 /* fsdp/gather.c - from shards to parameters in use, and back to shards.
  *
- * The tensor that ops see is made once; its storage is emptied and refilled, so that what a tape saved stays valid. An
- * all-gather of dim 0 goes straight from the shards into that storage; other dims are unpacked into it. */
+ * The tensor that ops see is made once; its storage is emptied and refilled, so that what a tape
+ * saved stays valid. An all-gather of dim 0 goes straight from the shards into that storage; other
+ * dims are unpacked into it. */
 #include "fsdp/fsdp_internal.h"
 
 #include <stdlib.h>
@@ -24,7 +25,8 @@ static dt_status make_use(dti_member *mb)
     return DT_OK;
 }
 
-/* What is gathered of a member, as a new reference: its shard in the dtype of use, or what the group kept. */
+/* What is gathered of a member, as a new reference: its shard in the dtype of use, or what the
+ * group kept. */
 static dt_status source(dti_group *g, dti_member *mb, dt_local *out)
 {
     if (g->state == DTI_GROUPED) {

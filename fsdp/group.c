@@ -1,4 +1,5 @@
-/* fsdp/group.c - makes groups: which parameters, where they rest and where they are used. Read next: fsdp/hooks.c. */
+/* fsdp/group.c - makes groups: which parameters, where they rest and where they are used. Read
+ * next: fsdp/hooks.c. */
 #include "fsdp/fsdp_internal.h"
 
 #include <stdio.h>
@@ -38,7 +39,8 @@ static int ranks_of(const dt_mesh *mesh, uint8_t bits)
 
 /* ---- layouts of one parameter ---- */
 
-/* The view of the mesh in which the shard axis is (groups) x (ranks of a group), and the member's layouts there. */
+/* The view of the mesh in which the shard axis is (groups) x (ranks of a group), and the member's
+ * layouts there. */
 static dt_status place_on_view(dti_group *g, dti_member *mb, int axis, int dim)
 {
     const dt_grid *grid = dt_mesh_grid(g->mesh);
@@ -111,7 +113,8 @@ static dt_module *root_of(dt_module *m)
     return m;
 }
 
-/* All holders of a tied parameter must be in the group, else one would use it while it is not gathered. */
+/* All holders of a tied parameter must be in the group, else one would use it while it is not
+ * gathered. */
 static dt_status check_tied(const dt_param *p, int n, dt_module *const *modules)
 {
     int inside = 0;
@@ -193,46 +196,6 @@ static dt_status adopt_below(dti_fsdp *f, dt_module *m)
     }
     for (int i = 0; i < dt_module_nchildren(m); i++)
         DT_TRY(adopt_below(f, dt_module_child(m, i)));
-    return DT_OK;
-}
-
-/* ---- looking ---- */
-
-const char *dti_fsdp_name(const dti_group *g)
-{
-    const char *path = dt_module_path(g->modules[0]);
-    return *path ? path : "root";
-}
-
-/* A group at or below m that is not f's, or NULL. */
-static const dti_group *stranger(dt_module *m, const dti_fsdp *f)
-{
-    void *arg = NULL;
-    if (dt_module_sharder(m, &arg) == &dti_fsdp_sharder && ((dti_group *)arg)->fsdp != f)
-        return arg;
-    const dti_group *found = NULL;
-    for (int i = 0; i < dt_module_nchildren(m) && !found; i++)
-        found = stranger(dt_module_child(m, i), f);
-    return found;
-}
-
-dt_status dti_fsdp_check_root(dti_group *g)
-{
-    dti_fsdp *f = g->fsdp;
-    if (f->checked)
-        return DT_OK;
-    const dti_group *root = NULL;
-    for (int64_t i = 0; i < f->ngroups; i++)
-        root = f->group[i]->is_root ? f->group[i] : root;
-    const dti_group *other = stranger(root_of(g->modules[0]), f);
-    DT_REQUIRE(!other, DT_ERR_STATE,
-               "fully_shard has two roots in one model, '%s' and '%s': call it last on the module "
-               "that holds both",
-               dti_fsdp_name(root ? root : g), dti_fsdp_name(other));
-    DT_REQUIRE(root, DT_ERR_STATE,
-               "'%s' has no root above it: call fully_shard last on the module that holds all",
-               dti_fsdp_name(g));
-    f->checked = true;
     return DT_OK;
 }
 

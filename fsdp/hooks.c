@@ -1,7 +1,8 @@
-/* fsdp/hooks.c - what fully_shard hangs on modules: lifetime hooks that begin and end passes, casts at the border.
+/* fsdp/hooks.c - what fully_shard hangs on modules: lifetime hooks that begin and end passes,
+ * casts at the border.
  *
- * A group of several modules has one pass: forward from the first one's call to the end of the last one's, backward the other
- * way round. Read first: fsdp/order.c. */
+ * A group of several modules has one pass: forward from the first one's call to the end of the
+ * last one's, backward the other way round. Read first: fsdp/order.c. */
 #include "fsdp/fsdp_internal.h"
 
 static dt_status pre_forward(dt_module *m, dt_tape *t, bool recompute, void *arg)

@@ -1,15 +1,17 @@
 /* fsdp/order.c - the order of events.
  *
  *   forward    gather i (unless it was gathered ahead), wait i, gather i+1 ahead, run, free i
- *   backward   gather i, wait i, gather i-1 ahead, run, begin to reduce i (after the one before), free i
- *   end        the root's backward is the last: finish the last reduction, free what was gathered ahead for nothing
+ *   backward   gather i, wait i, gather i-1 ahead, run, begin to reduce i, free i
+ *   end        of the root's backward: finish reductions, free what was gathered ahead for nothing
  *
- * "i+1" is the group whose pass began after i's in the first forward of the root; "i-1" the one whose pass ended before i's
- * did, which also holds for groups inside of groups. Nothing depends on how far the host runs ahead. Live at once: the group
- * that runs, those gathered ahead, and the input of one reduction. On tapes without gradients every group is freed after it
- * ran, so no stale copy outlives an optimizer step; dt_module_reduce_grads frees the others.
+ * "i+1" is the group whose pass began after i's in the first forward of the root; "i-1" the one
+ * whose pass ended before i's did, which also holds for groups inside of groups. Nothing depends
+ * on how far the host runs ahead. Live at once: the group that runs, those gathered ahead, and the
+ * input of one reduction. On tapes without gradients every group is freed after it ran, so no
+ * stale copy outlives an optimizer step; dt_module_reduce_grads frees the others.
  *
- * dt_fsdp_schedule_print runs the same functions dry, so what it prints is what happens. Read next: fsdp/hooks.c. */
+ * dt_fsdp_schedule_print runs the same functions dry, so what it prints is what happens. Read
+ * next: fsdp/hooks.c. */
 #include "fsdp/fsdp_internal.h"
 
 #include <stdio.h>
@@ -47,7 +49,8 @@ static dt_status record(dti_fsdp *f, int pass)
     return DT_OK;
 }
 
-/* Position of the pass that now begins: the next one of this group on the way, or from the start; -1 if there is none. */
+/* Position of the pass that now begins: the next one of this group on the way, or from the start;
+ * -1 if there is none. */
 static int64_t find_pass(const dti_fsdp *f, int pass)
 {
     const int step = pass < 0 ? -1 : 1;
@@ -190,8 +193,8 @@ static dt_status reduce(dti_group *g)
     return DT_OK;
 }
 
-/* Is the next pass of backward this group's own, as when a head is called chunk after chunk? After the first group's pass
- * comes the root's of the forward before. */
+/* Is the next pass of backward this group's own, as when a head is called chunk after chunk? After
+ * the first group's pass comes the root's of the forward before. */
 static bool goes_on_at_once(const dti_group *g)
 {
     const dti_fsdp *f = g->fsdp;
@@ -222,7 +225,8 @@ dt_status dti_fsdp_backward_ends(dti_group *g, bool last)
     return DT_OK;
 }
 
-/* Whatever is left at the end of a step: unsynced gradients, a reduction in flight, a gathered copy. */
+/* Whatever is left at the end of a step: unsynced gradients, a reduction in flight, a gathered
+ * copy. */
 dt_status dti_fsdp_step_ends(dti_group *g)
 {
     DT_TRY(finish_in_flight(g->fsdp));

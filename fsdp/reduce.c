@@ -1,9 +1,11 @@
-/* fsdp/reduce.c - gradients from where they arose to where their parameters rest, one coalesced call a group.
+/* fsdp/reduce.c - gradients from where they arose to where their parameters rest, one coalesced
+ * call a group.
  *
  *     P@dp_shard -> S(0)@dp_shard           reduce-scatter
  *     P@dp_replicate -> R@dp_replicate      then all-reduce of the shard (HSDP)
  *
- * Gradients are summed in sum_dtype. P on other axes (tensor parallelism) stays: dt_module_reduce_grads ends it. */
+ * Gradients are summed in sum_dtype. P on other axes (tensor parallelism) stays:
+ * dt_module_reduce_grads ends it. */
 #include "fsdp/fsdp_internal.h"
 
 #include <stdlib.h>
@@ -56,7 +58,8 @@ static dt_tensor *carrier(const dti_member *mb)
     return leaf && dt_tensor_grad(leaf)->array.storage ? leaf : NULL;
 }
 
-/* The gradient's layout when the sum over some axes is done: at the parameter's place, P on the other axes as before. */
+/* The gradient's layout when the sum over some axes is done: at the parameter's place, P on the
+ * other axes as before. */
 static dt_status destination(const dti_group *g, const dti_member *mb, const dt_local *grad,
                              uint8_t axes, const dt_layout **out)
 {

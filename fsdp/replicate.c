@@ -1,7 +1,9 @@
-/* fsdp/replicate.c - data parallelism without sharding: buckets of gradients all-reduced while backward runs.
+/* fsdp/replicate.c - data parallelism without sharding: buckets of gradients all-reduced while
+ * backward runs.
  *
- * Parameters are put in buckets in reverse order of use, as their gradients become ready. When the last gradient of a bucket
- * has arrived its all-reduce begins, in the background; the end of the root's backward waits for all of them.
+ * Parameters are put in buckets in reverse order of use, as their gradients become ready. When the
+ * last gradient of a bucket has arrived its all-reduce begins, in the background; the end of the
+ * root's backward waits for all of them.
  * Source: Li et al. 2020 (PyTorch DistributedDataParallel). */
 #include "fsdp/dt_fsdp.h"
 
@@ -95,7 +97,8 @@ static bucket *bucket_of(replica *r, const dt_param *p)
     return NULL;
 }
 
-/* Every holder of every parameter of the bucket has ended its last backward: the gradients are whole. */
+/* Every holder of every parameter of the bucket has ended its last backward: the gradients are
+ * whole. */
 static dt_status module_done(dt_module *m, dt_tape *t, void *arg)
 {
     replica *r = arg;

@@ -1,4 +1,5 @@
-/* fsdp/user.c - the calls of users, and the table that nn and pipelining use. Read first: fsdp/order.c. */
+/* fsdp/user.c - the calls of users, and the table that nn and pipelining use. Read first:
+ * fsdp/order.c. */
 #include "fsdp/fsdp_internal.h"
 
 #include <stdlib.h>

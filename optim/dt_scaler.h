@@ -1,13 +1,15 @@
 /* optim/dt_scaler.h - a dynamic loss scale, for gradients in f16, whose smallest number is 6e-8.
  *
  *     dt_scaler s = dt_scaler_start();
- *     dt_backward(t, dt_scale(t, loss, s.scale));         gradients are scale times too large
- *     dt_global_norm_sync(..., &norm);                    infinite or NaN on all ranks, if it is on one
+ *     dt_backward(t, dt_scale(t, loss, s.scale));    gradients are scale times too large
+ *     dt_global_norm_sync(..., &norm);    infinite or NaN on all ranks if it is on one
  *     dt_scaler_update(&s, norm, &factor, &apply);
- *     if (apply) dt_optim_step(optim, lr, factor * dt_clip_factor(norm * factor, max_norm));
+ *     if (apply)
+ *         dt_optim_step(optim, lr, factor * dt_clip_factor(norm * factor, max_norm));
  *
- * The scale is a power of two, so that scaling and its undoing round nothing. It halves when a gradient overflows (that
- * step is skipped) and doubles after `interval` good steps. A plain value: save it with the state.
+ * The scale is a power of two, so that scaling and its undoing round nothing. It halves when a
+ * gradient overflows (that step is skipped) and doubles after `interval` good steps. A plain
+ * value: save it with the state.
  * Source: Micikevicius et al. 2018, "Mixed precision training". */
 #pragma once
 

@@ -1,4 +1,5 @@
-/* tests/fsdp/net.h - a small network to shard: norm, blocks of two matrices, a head; the loss is the mean square of what comes
+/* tests/fsdp/net.h - a small network to shard: norm, blocks of two matrices, a head; the loss is
+ * the mean square of what comes
  * out. Groups: each block, and the root with norm and head. */
 #pragma once
 

@@ -1,5 +1,6 @@
-/* tests/fsdp/test_counts.c - how many collectives: n blocks and the root, every policy, microbatches, replicas; frozen
- * parameters; several calls of a module; groups of several modules. (F5, F7, F14-F16.) */
+/* tests/fsdp/test_counts.c - how many collectives: n blocks and the root, every policy,
+ * microbatches, replicas; frozen parameters; several calls of a module; groups of several modules.
+ * (F5, F7, F14-F16.) */
 #include "tests/fsdp/net.h"
 
 #include <string.h>

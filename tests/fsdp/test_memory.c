@@ -1,5 +1,5 @@
-/* tests/fsdp/test_memory.c - how much lives at once, to the byte where it can be said; and what each ZeRO policy keeps, by the
- * formulas of docs/fsdp.md. (F19, section 4.8 of the reference.) */
+/* tests/fsdp/test_memory.c - how much lives at once, to the byte where it can be said; and what
+ * each ZeRO policy keeps, by the formulas of docs/fsdp.md. (F19, section 4.8 of the reference.) */
 #include "tests/fsdp/net.h"
 
 #include "models/dt_models.h"
@@ -65,8 +65,9 @@ static dt_status peaks_body(dt_world *world, void *arg)
         DT_TRY(dt_backward(n.t, l));
         TEST_THAT(stats(&n).peak[DT_TAG_COMM] == (keeps ? z.U : most), "backward: %lld gathered",
                   (long long)stats(&n).peak[DT_TAG_COMM]);
-        /* beside shards and their gradients: two blocks gathered, two blocks' gradients (one is being reduced), less what the
-         * end of a block does not have at once; and the root's gradients, which wait for its end */
+        /* beside shards and their gradients: two blocks gathered, two blocks' gradients (one is
+         * being reduced), less what the end of a block does not have at once; and the root's
+         * gradients, which wait for its end */
         const int64_t bound = keeps ? z.S + z.U + 3 * z.B / 2 + z.N
                                     : (ahead < 2 ? 3 : 2 + ahead) * z.B + 2 * z.N + 2 * z.S;
         TEST_THAT(peak(&n) - 2 * z.S <= bound, "backward: %lld of at most %lld",
@@ -97,11 +98,13 @@ START_TEST(peaks)
 }
 END_TEST
 
-/* ---- ZeRO, by the formulas of docs/fsdp.md: Llama, 8 times llama_tiny's width and 8 layers, on meta ---- */
+/* ---- ZeRO, by the formulas of docs/fsdp.md: Llama, 8 times llama_tiny's width and 8 layers, on
+ * meta ---- */
 
 enum { ZERO_RANKS = 8, MICRO = 3 };
 
-/* Bytes of f32 parameters: on this rank by rows, ceil(rows / k) of each while rows last; and whole. */
+/* Bytes of f32 parameters: on this rank by rows, ceil(rows / k) of each while rows last; and
+ * whole. */
 static void by_formula(dt_module *m, int rank, int64_t *part, int64_t *whole)
 {
     int n = 0;
@@ -147,19 +150,20 @@ static int64_t moves_of(dt_module *m)
     return bytes;
 }
 
+static const dt_llama_config wide = {.vocab_size = 515, /* the last rank has fewer rows */
+                                     .hidden_size = 512,
+                                     .intermediate_size = 1376,
+                                     .num_hidden_layers = 8,
+                                     .num_attention_heads = 8,
+                                     .num_key_value_heads = 4,
+                                     .head_dim = 64,
+                                     .max_position_embeddings = 128,
+                                     .rope_theta = 1e4,
+                                     .rms_norm_eps = 1e-5,
+                                     .initializer_range = 0.02};
+
 static dt_status zero(int stage, int rank)
 {
-    const dt_llama_config wide = {.vocab_size = 515, /* the last rank has fewer rows */
-                                  .hidden_size = 512,
-                                  .intermediate_size = 1376,
-                                  .num_hidden_layers = 8,
-                                  .num_attention_heads = 8,
-                                  .num_key_value_heads = 4,
-                                  .head_dim = 64,
-                                  .max_position_embeddings = 128,
-                                  .rope_theta = 1e4,
-                                  .rms_norm_eps = 1e-5,
-                                  .initializer_range = 0.02};
     const dt_fsdp_options policy = dt_fsdp_zero(stage);
     const dt_device meta = {DT_META, 0};
     dt_world *world = NULL;

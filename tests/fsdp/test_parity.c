@@ -1,6 +1,7 @@
-/* tests/fsdp/test_parity.c - sharded training is training on one rank: shapes that do not divide, every way to reshard,
- * replicas, tensor parallelism, slow communication, microbatches, recomputation; and with one rank nothing is sent.
- * (F3, F4, F8, F9, F10, F17, F18, F21 of the tests that PyTorch has for fully_shard.) */
+/* tests/fsdp/test_parity.c - sharded training is training on one rank: shapes that do not divide,
+ * every way to reshard, replicas, tensor parallelism, slow communication, microbatches,
+ * recomputation; and with one rank nothing is sent. (F3, F4, F8, F9, F10, F17, F18, F21 of the
+ * tests that PyTorch has for fully_shard.) */
 #include "tests/fsdp/net.h"
 
 #include <stdlib.h>
@@ -116,7 +117,8 @@ END_TEST
 
 /* ---- F17, F18 ---- */
 
-/* Weights are the same on any mesh before training; and sharded weights put into another run go on as if nothing had been. */
+/* Weights are the same on any mesh before training; and sharded weights put into another run go on
+ * as if nothing had been. */
 static dt_status weights_body(dt_world *world, void *arg)
 {
     const net_case *c = arg;

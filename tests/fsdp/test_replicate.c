@@ -1,5 +1,5 @@
-/* tests/fsdp/test_replicate.c - plain replication: buckets, their number and order, overlap with backward, modules that are not
- * used, microbatches; the same as one rank and as sharding. */
+/* tests/fsdp/test_replicate.c - plain replication: buckets, their number and order, overlap with
+ * backward, modules that are not used, microbatches; the same as one rank and as sharding. */
 #include "tests/fsdp/net.h"
 
 #include <stdlib.h>
@@ -62,7 +62,8 @@ END_TEST
 
 /* ---- counts ---- */
 
-/* Buckets are filled in reverse order of parameters; one is closed when it has at least so many bytes. */
+/* Buckets are filled in reverse order of parameters; one is closed when it has at least so many
+ * bytes. */
 static int buckets(net *n, int64_t bytes)
 {
     int np = 0, count = 0;
@@ -139,16 +140,16 @@ static int64_t find(const net *n, int64_t from, const char *kind, const char *na
     return -1;
 }
 
-/* Slow all-reduces: bucket 0 (the head) is issued before the last block's gradients are computed, bucket 1 after; and bucket
- * 0's call ends after that compute, if the machine is not too busy. */
+/* Slow all-reduces: bucket 0 (the head) is issued before the last block's gradients are computed,
+ * bucket 1 after; and bucket 0's call ends after that compute, if the machine is not too busy. */
 static dt_status order_body(dt_world *world, void *arg)
 {
     net n;
     dt_tensor *loss = NULL;
     int64_t seen = 0;
     DT_TRY(net_open(arg, world, &n));
-    dt_world_set_delay(world, 1u << DT_CALL_ALL_REDUCE, 40);
-    for (int i = 0; i < 10 && !seen; i++) {
+    for (int i = 0; i < 8 && !seen; i++) { /* longer and longer calls */
+        dt_world_set_delay(world, 1u << DT_CALL_ALL_REDUCE, 20 << i);
         DT_TRY(net_forward(&n, i, false, &loss));
         dt_trace_clear(n.trace);
         DT_TRY(dt_backward(n.t, loss));
@@ -174,7 +175,8 @@ START_TEST(order)
 }
 END_TEST
 
-/* ---- a module that backward does not reach: its bucket goes without it, the others as ever ---- */
+/* ---- a module that backward does not reach: its bucket goes without it, the others as ever ----
+ * */
 
 static dt_status unused_body(dt_world *world, void *arg)
 {

@@ -85,7 +85,8 @@ START_TEST(recomputing_changes_no_bit)
 }
 END_TEST
 
-/* Compute in 16 bits, master weights in f32: the curve is that of f32 to a few thousandths (bf16 has 8 digits), sharded or not. */
+/* Compute in 16 bits, master weights in f32: the curve is that of f32 to a few thousandths (bf16
+ * has 8 digits), sharded or not. */
 START_TEST(sixteen_bits_learn_alike)
 {
     static const dt_dtype types[][2] = {

@@ -1,4 +1,5 @@
-/* tests/optim/test_scaler.c - the loss scale: halves on overflow, doubles after enough good steps, powers of two throughout. */
+/* tests/optim/test_scaler.c - the loss scale: halves on overflow, doubles after enough good steps,
+ * powers of two throughout. */
 #include "optim/dt_scaler.h"
 #include "tests/harness.h"
 
