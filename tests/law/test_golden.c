@@ -145,7 +145,7 @@ static void check_case(const law_case *c)
 }
 
 /* Every case, 1 to 4 ranks (batches need not divide), micro_batch 0, 1 and 2: 12 runs a case. */
-static const char *const cases[] = {"llama_tiny", "llama_tied", "gpt2_tiny"};
+static const char *const cases[] = {"llama_tiny", "llama_tied", "gpt2_tiny", "llama_labels"};
 
 START_TEST(training_equals_pytorch)
 {
@@ -160,6 +160,7 @@ static const law_case tp[] = {
     {.golden = "llama_tiny", .ranks = 8, .tp = 8, .sp = true, .micro_batch = 1},
     {.golden = "llama_tiny", .ranks = 4, .tp = 2},
     {.golden = "llama_tied", .ranks = 3, .tp = 3},
+    {.golden = "llama_labels", .ranks = 6, .tp = 3, .micro_batch = 1},
     {.golden = "llama_tied", .ranks = 6, .tp = 3, .sp = true, .gather_logits = true},
     {.golden = "gpt2_tiny", .ranks = 2, .tp = 2, .gather_logits = true},
     {.golden = "gpt2_tiny", .ranks = 4, .tp = 4, .sp = true},
@@ -177,7 +178,7 @@ int main(void)
     Suite *suite = suite_create("goldens");
     TCase *tc = tcase_create("training");
     tcase_set_timeout(tc, 300);
-    tcase_add_loop_test(tc, training_equals_pytorch, 0, 36);
+    tcase_add_loop_test(tc, training_equals_pytorch, 0, 12 * DT_COUNT(cases));
     tcase_add_loop_test(tc, tensor_parallel_training_equals_pytorch, 0, DT_COUNT(tp));
     suite_add_tcase(suite, tc);
     return test_main(suite);
