@@ -101,6 +101,37 @@ START_TEST(every_way)
 }
 END_TEST
 
+/* Shards over a nest of two axes. Where sizes divide, the nest is one gather and one reduction. */
+static dt_status shard_nested(net *n)
+{
+    for (int i = 0; i < n->c->blocks; i++)
+        DT_TRY(dt_fully_shard(n->block[i], n->mesh, "dp_replicate,dp_shard", &n->c->options));
+    DT_TRY(dt_fully_shard(n->root, n->mesh, "dp_replicate,dp_shard", &n->c->options));
+    return DT_OK;
+}
+
+START_TEST(nest_of_axes)
+{
+    net_case c = {.shard = 2,
+                  .replicate = _i % 2 ? 2 : 3,
+                  .blocks = 2,
+                  .n = _i < 2 ? 12 : 7,
+                  .hidden = 24,
+                  .batch = 6,
+                  .steps = 3,
+                  .shard_with = shard_nested};
+    c.options.shard_dim = _i > 3 ? largest_dim : NULL;
+    check_parity(c, LIMIT);
+    if (_i != 1)
+        return;
+    c.steps = 1;
+    net_run a = net_train(&c); /* the head has 13 rows, which do not divide: two calls for it */
+    ck_assert_int_le(a.counts.calls[DT_CALL_ALL_GATHER], 3 + 2 + 1);
+    ck_assert_int_le(a.counts.calls[DT_CALL_REDUCE_SCATTER], 3 + 1);
+    net_free(&a);
+}
+END_TEST
+
 /* F3 at world 1: nothing is sent. */
 START_TEST(one_rank_sends_nothing)
 {
@@ -219,6 +250,7 @@ int main(void)
     tcase_add_loop_test(tc, one_group, 0, 30);
     tcase_add_loop_test(tc, slow_communication, 0, 6);
     tcase_add_loop_test(tc, every_way, 0, 3 * DT_COUNT(ways));
+    tcase_add_loop_test(tc, nest_of_axes, 0, 6);
     tcase_add_test(tc, one_rank_sends_nothing);
     tcase_add_loop_test(tc, weights_go_in_and_out, 0, 4);
     tcase_add_loop_test(tc, eval_step_eval, 0, 5);
