@@ -91,7 +91,8 @@ static dt_status check_names(const char *variable, const char *list, const char 
 {
     char name[64], argument[64];
     for (const char *at = list; *at; at += *at == ',') {
-        (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(at, ",:"), at);
+        (void)snprintf(name, sizeof name, "%s", at);
+        name[strcspn(name, ",:")] = '\0';
         DT_REQUIRE(!*name || find_entry(legal, name, argument, sizeof argument), DT_ERR_ARG,
                    "%s=%s: '%s' is unknown; legal: %s", variable, list, name, legal);
         at += strcspn(at, ",");
