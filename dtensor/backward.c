@@ -87,16 +87,17 @@ static dt_status deliver_all(back_call *k, dti_node *n)
     for (int i = 0; i < n->nin; i++) {
         if (!(k->call.c.need >> i & 1))
             continue;
-        dt_local g = {k->din_layout[i], k->call.c.din[i]};
-        k->call.c.din[i] = (dt_array){0};
-        if (g.array.dtype != n->in[i]->local.dtype) {
+        dt_array *din = &k->call.c.din[i];
+        if (din->dtype != n->in[i]->local.dtype) {
             dt_array narrow = {0};
-            DT_TRY(dt_array_create(dt_mesh_heap(k->call.mesh), n->in[i]->local.dtype, g.array.shape,
+            DT_TRY(dt_array_create(dt_mesh_heap(k->call.mesh), n->in[i]->local.dtype, din->shape,
                                    DT_TAG_GRADIENT, &narrow));
-            dt_array_cast(&narrow, &g.array);
-            dt_array_release(&g.array);
-            g.array = narrow;
+            dt_array_cast(&narrow, din);
+            dt_array_release(din);
+            *din = narrow;
         }
+        dt_local g = {k->din_layout[i], *din};
+        *din = (dt_array){0};
         DT_TRY(dti_deliver(n->in[i], &g));
     }
     return DT_OK;
