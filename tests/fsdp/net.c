@@ -118,10 +118,13 @@ dt_status net_forward(net *n, int batch, bool no_grad, dt_tensor **loss)
     TEST_THAT(host, "memory");
     for (int64_t i = 0; i < count; i++)
         host[i] = (float)sin((double)(i * 13 + batch * 7 + 1));
-    DT_TRY(dt_mesh_layout_text(n->mesh, DT_SHAPE(c->batch, c->n), "S(0)@dp_replicate>dp_shard",
-                               &layout));
-    DT_TRY(dt_distribute(layout, DT_F32, host, &n->x));
+    dt_status st = dt_mesh_layout_text(n->mesh, DT_SHAPE(c->batch, c->n),
+                                       "S(0)@dp_replicate>dp_shard", &layout);
+    if (st == DT_OK)
+        st = dt_distribute(layout, DT_F32, host, &n->x);
     free(host);
+    if (st != DT_OK)
+        return dt_error_push(st, __FILE__, __LINE__, __func__);
     dt_tensor *y = dt_module_call1(n->root, n->t, n->x);
     *loss = dt_scale(n->t, dt_sum(n->t, dt_mul(n->t, y, y), 0), 1.0 / (double)count);
     DT_TRY(dt_tape_status(n->t));
