@@ -194,22 +194,6 @@ static dt_status load(dti_call *k, const dti_rule *rule, dt_tensor *const *in, d
     return DT_OK;
 }
 
-void dti_explain(const dt_world *world, const dt_op_call *c, const char *name)
-{
-    char speaker[24], text[DT_LAYOUT_TEXT],
-        line[(DT_OP_MAX_IN + DT_OP_MAX_OUT) * DT_LAYOUT_TEXT] = "";
-    size_t used = 0;
-    for (int i = 0; i < c->nin; i++)
-        used += (size_t)snprintf(
-            line + used, sizeof line - used, " %s",
-            c->in_layout[i] ? dt_layout_print(c->in_layout[i], text, sizeof text) : "-");
-    for (int j = 0; j < c->nout; j++)
-        used += (size_t)snprintf(line + used, sizeof line - used, "%s%s", j ? " " : " -> ",
-                                 dt_layout_print(c->out_layout[j], text, sizeof text));
-    (void)fprintf(stderr, "%sop %-16s%s  %s  %s\n", dt_world_speaker(world, speaker), name, line,
-                  c->path, c->where);
-}
-
 /* Hand the outputs to tensors of the tape, in the storage dtype. */
 static dt_status store(dti_call *k, dt_dtype dtype, bool requires_grad, bool weight_side,
                        dt_tensor **out)

@@ -1,4 +1,5 @@
-/* dtensor/tape_print.c - what a tape holds: bytes saved for backward; a line a node. */
+/* dtensor/tape_print.c - what a tape holds: bytes saved for backward; a line a node; an op's line
+ * of DT_EXPLAIN. */
 #include "dtensor/tape_internal.h"
 
 #include <stdio.h>
@@ -105,4 +106,20 @@ void dt_tape_print(const dt_tape *t, void (*print)(void *arg, const char *line),
                            (long long)bytes);
         print(arg, line);
     }
+}
+
+void dti_explain(const dt_world *world, const dt_op_call *c, const char *name)
+{
+    char speaker[24], text[DT_LAYOUT_TEXT],
+        line[(DT_OP_MAX_IN + DT_OP_MAX_OUT) * DT_LAYOUT_TEXT] = "";
+    size_t used = 0;
+    for (int i = 0; i < c->nin; i++)
+        used += (size_t)snprintf(
+            line + used, sizeof line - used, " %s",
+            c->in_layout[i] ? dt_layout_print(c->in_layout[i], text, sizeof text) : "-");
+    for (int j = 0; j < c->nout; j++)
+        used += (size_t)snprintf(line + used, sizeof line - used, "%s%s", j ? " " : " -> ",
+                                 dt_layout_print(c->out_layout[j], text, sizeof text));
+    (void)fprintf(stderr, "%sop %-16s%s  %s  %s\n", dt_world_speaker(world, speaker), name, line,
+                  c->path, c->where);
 }

@@ -98,7 +98,7 @@ static dt_status watch_all(report *r)
 
 /* ---- running ---- */
 
-/* Is that module the one of a label "path", "path at file:line" or "path at file:line, backward"? */
+/* Is it the module of a label "path", "path at file:line" or "path at file:line, backward"? */
 static bool names(const char *label, const char *path)
 {
     const size_t length = strlen(path);
