@@ -51,10 +51,10 @@ static dt_status check_error_lines(const dt_tape *t, const char *here)
     const dt_status st = dt_tape_status(t);
     TEST_THAT(st == DT_ERR_PLACEMENT, "still failed");
     (void)snprintf(text, sizeof text, "%s", dt_error_trace());
-    const char *const line[] = {" in model.layers.3.mlp: op linear([4, 6] [S(1)@tp], [5, 6] [R]): "
-                                "no rule allows these placements\n  on tp: operand 1 ",
-                                "sharded on dim 1\n  to mend: redistribute operand ", ")\n  from ",
-                                "dtensor/apply.c:"};
+    static const char first[] = " in model.layers.3.mlp: op linear([4, 6] [S(1)@tp], [5, 6] [R]): "
+                                "no rule allows these placements\n  on tp: operand 1 ";
+    const char *const line[] = {first, "sharded on dim 1\n  to mend: redistribute operand ",
+                                ")\n  from ", "dtensor/apply.c:"};
     const char *at = strstr(text, here);
     for (int i = 0; i < DT_COUNT(line) && at; i++)
         at = strstr(at, line[i]);
