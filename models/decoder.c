@@ -1,5 +1,6 @@
 /* models/decoder.c - the frame that Llama and GPT-2 share: embedding, blocks, norm, head with
- * loss. */
+ * loss. Of a pipeline stage some are missing: the first one has the embedding, the last one norm and
+ * head; between them go hidden states. */
 #include "models/dt_models.h"
 #include "models/models_internal.h"
 
@@ -11,6 +12,8 @@ static dt_values root_forward(dt_module *m, dt_tape *t, const dt_values *in)
     const dt_values x = {.n = 2,
                          .value = {dt_module_call1(dt_module_child(m, 0), t, in->value[0]),
                                    in->n > 1 ? in->value[1] : NULL}};
+    if (dt_module_nchildren(m) < 2)
+        return (dt_values){.n = 1, .value = {x.value[0]}};
     return dt_module_call(dt_module_child(m, 1), t, &x);
 }
 
@@ -18,14 +21,17 @@ static dt_values body_forward(dt_module *m, dt_tape *t, const dt_values *in)
 {
     const dti_decoder *d = dt_module_state(m);
     dt_module *layers = dt_module_find(m, d->layers_name);
-    dt_tensor *x = d->embed(m, t, in->value[0]);
+    dt_module *norm = dt_module_find(m, d->norm_name);
+    dt_tensor *x = in->value[0];
+    if (dt_module_find(m, d->embed_name))
+        x = d->embed(m, t, x);
     for (int i = 0; i < dt_module_nchildren(layers); i++) {
         dt_tensor *y = dt_module_call1(dt_module_child(layers, i), t, x);
         if (y != x)
             dt_tensor_drop(x); /* nothing else reads it */
         x = y;
     }
-    return (dt_values){.n = 1, .value = {dt_module_call1(dt_module_find(m, d->norm_name), t, x)}};
+    return (dt_values){.n = 1, .value = {norm ? dt_module_call1(norm, t, x) : x}};
 }
 
 dt_status dti_add_made(dt_module *parent, const char *name, dt_status st, dt_module **made)
@@ -78,11 +84,34 @@ void dti_block_destroy(dt_block_parts *p)
 
 void dt_model_set_loss(dt_module *model, int64_t valid, int64_t chunk)
 {
-    dt_layer_lm_head_set(dt_module_find(model, "lm_head"), valid, chunk);
+    dt_module *head = dt_module_find(model, "lm_head");
+    if (head)
+        dt_layer_lm_head_set(head, valid, chunk);
+}
+
+static dt_module *layers_of(dt_module *model)
+{
+    dt_module *body = dt_module_child(model, 0);
+    return dt_module_find(body, dti_decoder_of(body)->layers_name);
+}
+
+int dt_model_nlayers(dt_module *model)
+{
+    return dt_module_nchildren(layers_of(model));
 }
 
 dt_module *dt_model_layer(dt_module *model, int i)
 {
-    dt_module *body = dt_module_child(model, 0);
-    return dt_module_child(dt_module_find(body, dti_decoder_of(body)->layers_name), i);
+    return dt_module_child(layers_of(model), i);
+}
+
+dt_chain dt_model_chain(const dt_model_facts *facts)
+{
+    static const dt_chain gpt2 = {.first = {"transformer.wte", "transformer.wpe"},
+                                  .layers = "transformer.h",
+                                  .last = {"transformer.ln_f", "lm_head"}};
+    static const dt_chain llama = {.first = {"model.embed_tokens"},
+                                   .layers = "model.layers",
+                                   .last = {"model.norm", "lm_head"}};
+    return strcmp(facts->architecture, "GPT2LMHeadModel") == 0 ? gpt2 : llama;
 }

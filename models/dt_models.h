@@ -41,8 +41,11 @@ DT_NODISCARD dt_status dt_model_create(const char *config_path, dt_module **mode
 /* Divisor of the loss (valid targets of the global batch) and tokens whose logits exist at once
  * (0: 1024). */
 void dt_model_set_loss(dt_module *model, int64_t valid, int64_t chunk);
-/* The layers, to shard or recompute one by one; borrowed. */
+/* The layers, to shard or recompute one by one; borrowed. Of a pipeline stage: its own. */
+int dt_model_nlayers(dt_module *model);
 dt_module *dt_model_layer(dt_module *model, int i);
+/* What pipelining must know to cut it. */
+dt_chain dt_model_chain(const dt_model_facts *facts);
 
 /* What becomes of the vocabulary under tensor parallelism. */
 typedef enum dt_tp_vocab {

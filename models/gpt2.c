@@ -41,6 +41,7 @@ static dt_tensor *embed(dt_module *body, dt_tape *t, dt_tensor *ids)
 dt_status dt_gpt2_create(const dt_gpt2_config *c, dt_module **model_out)
 {
     dti_decoder d = {.body_name = "transformer",
+                     .embed_name = "wte",
                      .layers_name = "h",
                      .norm_name = "ln_f",
                      .embed = embed,

@@ -42,6 +42,7 @@ static dt_tensor *embed(dt_module *body, dt_tape *t, dt_tensor *ids)
 dt_status dt_llama_create(const dt_llama_config *c, dt_module **model_out)
 {
     dti_decoder d = {.body_name = "model",
+                     .embed_name = "embed_tokens",
                      .layers_name = "layers",
                      .norm_name = "norm",
                      .embed = embed,

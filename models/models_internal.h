@@ -7,7 +7,7 @@
 /* The state of a decoder's body; `made` is a child under construction, `root` and `body` the
  * modules. */
 typedef struct dti_decoder {
-    const char *body_name, *layers_name, *norm_name;
+    const char *body_name, *embed_name, *layers_name, *norm_name;
     dt_tensor *(*embed)(dt_module *body, dt_tape *t, dt_tensor *ids);
     int64_t layers;
     double dropout;

@@ -47,6 +47,8 @@ typedef struct dt_param {
     /* what ops see, where that is another: fully_shard's gathered one; NULL: `tensor` */
     dt_tensor *use;
     int users;                /* modules that hold it: 2 when tied */
+    /* another pipeline stage has the parameter too and owns it: counted and saved there */
+    bool copy;
     /* who gathers and reduces it: a group of fully_shard or replicate; NULL: nobody */
     const void *owner;
 } dt_param;
@@ -79,6 +81,29 @@ DT_NODISCARD dt_status dt_module_add_param(dt_module *m, const char *name, dt_sh
 DT_NODISCARD dt_status dt_module_tie(dt_module *m, const char *name, dt_param *param);
 /* Give every module its path and every parameter its full name. The root's own path is "". */
 DT_NODISCARD dt_status dt_module_finish(dt_module *root);
+
+/* ---- taking apart, on meta: pipeline stages ---- */
+
+/* What a model that is a chain says of itself: paths of the modules before its layers, of the
+ * module whose children are the layers, and of those behind. Lists end with NULL. */
+enum { DT_CHAIN_ENDS = 4 };
+typedef struct dt_chain {
+    const char *first[DT_CHAIN_ENDS], *layers, *last[DT_CHAIN_ENDS];
+} dt_chain;
+
+typedef enum dt_take { DT_TAKE_NOT, DT_TAKE_WHOLE, DT_TAKE_INSIDE } dt_take;
+typedef dt_take (*dt_module_taker)(const dt_module *m, void *arg);
+/* dt_module_extract - a new tree with the names of m's. Modules below m that `take` wants whole move
+ * into it; those of which it wants the inside are made again, empty. A forward must bear with
+ * children that are missing. Errors: DT_ERR_STATE for an inside with parameters or hooks; then what
+ * was moved is lost. */
+DT_NODISCARD dt_status dt_module_extract(dt_module *m, dt_module_taker take, void *arg,
+                                         dt_module **out);
+/* Parameters that modules outside of this tree hold too become the tree's own. */
+DT_NODISCARD dt_status dt_module_untie(dt_module *root);
+/* One module over n trees that stay roots: for parameters, gradients, memory and the optimizer. It
+ * owns them; roots[i] become NULL. */
+DT_NODISCARD dt_status dt_module_bundle(int n, dt_module **roots, dt_module **bundle_out);
 
 /* ---- looking ---- */
 

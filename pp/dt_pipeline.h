@@ -1,0 +1,82 @@
+/* pp/dt_pipeline.h - a model cut into pipeline stages, and what runs a schedule on it.
+ *
+ *     dt_pp_schedule_create("1f1b", p, m, 0, &schedule);
+ *     dt_pipeline_split(&model, mesh, "pp", schedule, &options, &pipe);    on meta
+ *     ... parallelize, recompute, fully_shard each stage; materialize dt_pipeline_module(pipe)
+ *     dt_pipeline_run(pipe, &pass, &loss);                                 forward and backward
+ *
+ * A stage is a tree of modules of its own, with the model's names, that holds a run of layers; the
+ * first one has the embedding, the last one norm, head and loss. Its parameters live on the mesh
+ * without the pipeline's axis. Read first: pp/dt_schedule.h. Read next: pp/split.c, pp/run.c. */
+#pragma once
+
+#include "nn/dt_module.h"
+#include "pp/dt_schedule.h"
+
+typedef struct dt_pipeline dt_pipeline;
+
+typedef struct dt_pipeline_options {
+    dt_chain chain;       /* what the model is made of (dt_model_chain) */
+    const int *layers;    /* of each stage; NULL: equal, the first ones with one more */
+    int64_t hidden;       /* tensors between stages are [samples, seq_len, hidden], f32 */
+    const char *boundary; /* and placed so: "S(0)@dp_replicate>dp_shard" */
+    /* 0: gathering and freeing is fully_shard's own; else, at least 2: the schedule's, which keeps
+     * the next so many stages whole (dt_pp_lower) */
+    int max_unsharded;
+} dt_pipeline_options;
+
+/* dt_pipeline_split - cut a model on meta; which rank has which stages is what the schedule says.
+ *   in out  model   becomes NULL: the stages of this rank are the pipeline's, the rest is gone
+ *   in      axis    of the mesh: one rank a row of the schedule
+ *           schedule   not lowered; copied
+ * A tied parameter of two stages is one on each; dt_pipeline_run adds their gradients, so that they
+ * stay equal. The later one is marked `copy`, for norms and files.
+ * Collective: over the axis (its communicator).
+ * Errors: DT_ERR_ARG for more stages than layers, a schedule of another number of ranks or with a
+ * stage on two ranks, counts of layers that do not add up; DT_ERR_UNSUPPORTED for a parameter tied
+ * over three stages. The model is then gone or unchanged; *model says which. */
+DT_NODISCARD dt_status dt_pipeline_split(dt_module **model, dt_mesh *mesh, const char *axis,
+                                         const dt_pp_schedule *schedule,
+                                         const dt_pipeline_options *options,
+                                         dt_pipeline **pipeline_out);
+void dt_pipeline_destroy(dt_pipeline **pipeline); /* with its stages; accepts NULL inside */
+
+/* The mesh of a stage; this rank's stages, in order of their numbers; and all of them as one module,
+ * for materialize, load, gradients and the optimizer. */
+dt_mesh *dt_pipeline_mesh(const dt_pipeline *p);
+int dt_pipeline_nstages(const dt_pipeline *p);
+dt_module *dt_pipeline_stage(dt_pipeline *p, int i);
+int dt_pipeline_stage_number(const dt_pipeline *p, int i);
+dt_module *dt_pipeline_module(dt_pipeline *p);
+
+/* One pass over a batch of samples [0, samples), `at_once` a microbatch; the last may be short. */
+typedef struct dt_pipeline_pass {
+    int64_t samples, at_once, seq_len;
+    dt_tape_options tape; /* first_sample: of the batch */
+    bool no_targets;      /* the last stage gives logits */
+    double loss_scale;    /* 0: 1 */
+    /* Samples [lo, hi) as tensors for the pass to destroy. Ranks with the first stage are asked for
+     * ids, with the last for targets; the other is NULL. */
+    dt_status (*read)(void *arg, int64_t lo, int64_t hi, dt_tensor **ids, dt_tensor **targets);
+    /* What the last stage gave, on its ranks; NULL: it is a loss. */
+    dt_status (*output)(void *arg, int64_t lo, int64_t hi, dt_tensor *y);
+    void *arg;
+} dt_pipeline_pass;
+
+/* dt_pipeline_run - forward and backward of all microbatches, as the schedule says; gradients are
+ * then at home (dt_module_reduce_grads, a stage when its last backward is done). With tape.no_grad:
+ * forward only, microbatch after microbatch.
+ *   out  loss   this rank's terms: of the last stage's ranks, 0 elsewhere
+ * Collective: the mesh.   Blocks: yes.
+ * Cost: a send and a receive for each microbatch and boundary between ranks, each way; one of each
+ * for a tied parameter.
+ * Errors: DT_ERR_ARG where the schedule has another number of microbatches; DT_ERR_PLACEMENT for a
+ * stage whose output is not as options.boundary says; the tapes'. A rank that fails must end its
+ * part in the world, which fails the waits of the others. */
+DT_NODISCARD dt_status dt_pipeline_run(dt_pipeline *p, const dt_pipeline_pass *pass,
+                                       double *loss_out);
+
+/* Most tapes that were alive at once in the last run with gradients: the simulator's peak_live. */
+int dt_pipeline_peak_live(const dt_pipeline *p);
+/* What this rank does in a run. */
+const dt_pp_row *dt_pipeline_row(const dt_pipeline *p);
