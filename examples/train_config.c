@@ -69,17 +69,19 @@ static const dt_option table[] = {
         "parallel.dp_shard",
         "ranks that share the batch and hold shards of parameters, gradients and optimizer state"),
     DEGREE("parallel.tp", "tensor parallel ranks: they share every layer"),
-    DEGREE("parallel.pp", "pipeline stages" NOT_BUILT),
+    DEGREE("parallel.pp", "pipeline parallel ranks: each has some of the layers"),
     SWITCH("parallel.sp", "false",
            "sequence parallelism: activations between tp blocks are split too"),
     SWITCH("parallel.loss_parallel", "true",
            "with tp, the loss of a split vocabulary; false: of gathered logits"),
     SWITCH("parallel.tp_overlap", "false",
            "with sp, products run while their inputs and outputs move"),
-    TEXT("parallel.schedule", "1f1b", "of pipeline stages" NOT_BUILT),
-    COUNT0("parallel.stages_per_rank", "0", "0: by schedule" NOT_BUILT),
+    TEXT("parallel.schedule", "1f1b", "order of microbatches with pp: gpipe, 1f1b, interleaved, zb-h1, zbv ... (docs/pipeline.md), or "
+         "a .csv file"),
+    COUNT0("parallel.stages_per_rank", "0", "stages that a rank of pp has; 0: by schedule"),
     SWITCH("parallel.reshard_after_forward", "true",
-           "free gathered parameters until backward (ZeRO-3); false: keep them (ZeRO-2)"),
+           "free gathered parameters until backward (ZeRO-3); false: keep them (ZeRO-2); with pp, where "
+           "not given: false"),
     COUNT0("parallel.reshard_size", "0",
            "keep parts in groups of so many dp_shard ranks until backward; 0: not"),
     CHOICE("dtype.param", "f32", "f32|bf16|f16",
@@ -138,6 +140,14 @@ static dt_status check_together(const train_config *c)
                DT_ERR_ARG,
                "train.global_batch=%lld x train.seq_len=%lld tokens are more than a step can have",
                (long long)c->global_batch, (long long)c->seq_len);
+    DT_REQUIRE(c->pp == 1 || c->micro_batch > 0, DT_ERR_ARG,
+               "parallel.pp=%d needs train.micro_batch of 1 or more: samples of a data-parallel rank "
+               "in one pass through the pipeline",
+               c->pp);
+    DT_REQUIRE(c->pp == 1 || !c->model_save, DT_ERR_UNSUPPORTED,
+               "model.save with parallel.pp=%d is not built yet; legal: parallel.pp=1, or to leave "
+               "model.save out",
+               c->pp);
     DT_REQUIRE(!c->tp_overlap || c->sp, DT_ERR_ARG,
                "parallel.tp_overlap=true needs parallel.sp=true, or make it false");
     return DT_OK;
@@ -181,11 +191,15 @@ static dt_status fill(const dt_options *o, train_config *c)
     c->dp_shard = (int)dt_options_int(o, "parallel.dp_shard");
     c->tp = (int)dt_options_int(o, "parallel.tp");
     c->pp = (int)dt_options_int(o, "parallel.pp");
+    c->pp_schedule = dt_options_string(o, "parallel.schedule");
+    c->stages_per_rank = (int)dt_options_int(o, "parallel.stages_per_rank");
     c->sp = dt_options_bool(o, "parallel.sp");
     c->loss_parallel = dt_options_bool(o, "parallel.loss_parallel");
     c->tp_overlap = dt_options_bool(o, "parallel.tp_overlap");
     DT_TRY(dt_recompute_parse(dt_options_string(o, "recompute"), &c->recompute));
-    c->reshard_after_forward = dt_options_bool(o, "parallel.reshard_after_forward");
+    c->reshard_after_forward =
+        dt_options_bool(o, "parallel.reshard_after_forward") &&
+        (c->pp == 1 || dt_options_is_set(o, "parallel.reshard_after_forward"));
     c->reshard_size = (int)dt_options_int(o, "parallel.reshard_size");
     DT_TRY(dt_dtype_parse(dt_options_string(o, "dtype.param"), &c->param_dtype));
     DT_TRY(dt_dtype_parse(dt_options_string(o, "dtype.reduce"), &c->reduce_dtype));

@@ -19,6 +19,8 @@ typedef struct train_config {
     dt_adamw_options adamw;
     dt_schedule schedule;
     int dp_replicate, dp_shard, tp, pp;
+    const char *pp_schedule; /* a name, or a CSV file */
+    int stages_per_rank;     /* 0: by schedule */
     bool sp, loss_parallel, tp_overlap; /* with tp */
     dt_recompute_policy recompute; /* of every layer */
     bool reshard_after_forward;

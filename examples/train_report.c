@@ -66,13 +66,12 @@ dt_status train_report_check(const train_config *c, dt_world *world)
 
 dt_status train_report_open(const train_config *c, train_session *s, train_report *r)
 {
-    int n = 0;
-    (void)dt_module_params(s->model, &n);
+    const int n = s->nparams;
     r->writes = dt_world_rank(s->world) == 0;
     DT_TRY(dt_world_agree_sync(s->world, r->writes && c->log_json
                                              ? dt_metrics_log_open(c->log_json, false, &r->json)
                                              : DT_OK));
-    r->flops = (dt_flops){dt_flops_matmul_params(s->model), s->facts.layers, s->facts.heads,
+    r->flops = (dt_flops){s->matmul_params, s->facts.layers, s->facts.heads,
                           s->facts.head_dim, c->seq_len};
     DT_TRY(dt_peak_flops_sync(dt_world_comm(s->world), c->peak_flops, &r->peak_flops));
     r->loss = calloc((size_t)c->steps, sizeof *r->loss);
@@ -84,8 +83,8 @@ dt_status train_report_open(const train_config *c, train_session *s, train_repor
     if (r->writes) {
         char text[DT_FLOPS_TEXT], mesh[DT_MESH_TEXT];
         (void)printf("%s, %lld parameters, on %s\n%s\n", s->facts.architecture,
-                     (long long)dt_module_count(s->model),
-                     dt_mesh_print(s->mesh, mesh, sizeof mesh),
+                     (long long)s->elements,
+                     dt_mesh_print(s->whole, mesh, sizeof mesh),
                      dt_flops_print(&r->flops, r->peak_flops, text, sizeof text));
     }
     r->started_s = r->window_s = train_report_now();
@@ -116,12 +115,13 @@ static dt_status measure(const train_config *c, train_session *s, train_report *
     DT_TRY(dt_all_reduce_i64_sync(dt_world_comm(s->world), peak_bytes, 1, DT_REDUCE_MAX));
     if (!c->log_params)
         return DT_OK;
-    int n = 0;
-    dt_param *const *p = dt_module_params(s->model, &n);
+    const int n = s->nparams;
     dt_local *weights = calloc((size_t)n, sizeof *weights);
     DT_REQUIRE(weights, DT_ERR_NOMEM, "%d weights", n);
     for (int i = 0; i < n; i++)
-        weights[i] = (dt_local){p[i]->layout, *dt_tensor_local(p[i]->tensor)}; /* borrowed */
+        if (s->param[i].here) /* borrowed */
+            weights[i] = (dt_local){s->param[i].here->layout,
+                                    *dt_tensor_local(s->param[i].here->tensor)};
     double all = 0;
     const dt_status st = dt_global_norm_sync(n, weights, dt_world_comm(s->world), &all, r->norm);
     free(weights);
@@ -131,12 +131,11 @@ static dt_status measure(const train_config *c, train_session *s, train_report *
 static dt_status write_json(const train_config *c, train_session *s, train_report *r,
                             const dt_metrics *m)
 {
-    int n = 0;
-    dt_param *const *p = dt_module_params(s->model, &n);
+    const int n = s->nparams;
     dt_param_metrics *each = calloc((size_t)n, sizeof *each);
     DT_REQUIRE(each, DT_ERR_NOMEM, "%d norms", n);
     for (int i = 0; i < n; i++)
-        each[i] = (dt_param_metrics){p[i]->name, r->grad_norm[i], r->norm[i]};
+        each[i] = (dt_param_metrics){s->param[i].name, r->grad_norm[i], r->norm[i]};
     const dt_status st = dt_metrics_log_step(r->json, m, c->log_params ? n : 0, each);
     free(each);
     return st;

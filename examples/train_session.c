@@ -4,14 +4,19 @@
  * in use are R on these axes, so gradients arise as P; fully_shard brings them to the shards on
  *    dp_shard after each layer's backward, and
  * dt_module_reduce_grads the rest, P -> R on dp_replicate, in one coalesced all-reduce a step.
- * Tensor parallelism is a plan of placements applied to the model before. */
+ * Tensor parallelism is a plan of placements applied to the model before. With a pipeline, the model
+ * of a rank is its stages; what follows is done to each of them, and microbatches are run by
+ * dt_pipeline_run instead of one after the other. */
 #include "examples/train_session.h"
 
 #include "checkpoint/dt_safetensors.h"
 #include "fsdp/dt_fsdp.h"
+#include "metrics/dt_metrics.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 static const char *const batch_layout = "S(0)@dp_replicate>dp_shard";
 
@@ -31,6 +36,94 @@ static dt_status open_data(train_session *s)
     return DT_OK;
 }
 
+/* Samples of one microbatch: micro_batch for every data-parallel rank, or all. */
+static int64_t microbatch(const train_config *c)
+{
+    return c->micro_batch ? c->micro_batch * c->dp_replicate * c->dp_shard : c->global_batch;
+}
+
+/* The stages of this rank, or the model. */
+static int nparts(const train_session *s)
+{
+    return s->pipe ? dt_pipeline_nstages(s->pipe) : 1;
+}
+
+static dt_module *part(train_session *s, int i)
+{
+    return s->pipe ? dt_pipeline_stage(s->pipe, i) : s->model;
+}
+
+/* All parameters, while the model is in one piece. */
+static dt_status list_params(train_session *s)
+{
+    int n = 0;
+    dt_param *const *p = dt_module_params(s->model, &n);
+    s->elements = dt_module_count(s->model);
+    s->matmul_params = dt_flops_matmul_params(s->model);
+    s->param = calloc((size_t)n + 1, sizeof *s->param);
+    DT_REQUIRE(s->param, DT_ERR_NOMEM, "%d parameters", n);
+    for (int i = 0; i < n; i++) {
+        s->param[i] = (train_param){strdup(p[i]->name), dt_shape_count(p[i]->shape), NULL};
+        s->nparams++;
+        DT_REQUIRE(s->param[i].name, DT_ERR_NOMEM, "a name");
+    }
+    return DT_OK;
+}
+
+/* Those that are here and counted here. */
+static void find_params(train_session *s)
+{
+    int n = 0;
+    dt_param *const *p = dt_module_params(s->model, &n);
+    for (int i = 0; i < s->nparams; i++)
+        for (int k = 0; k < n; k++)
+            if (!p[k]->copy && strcmp(p[k]->name, s->param[i].name) == 0)
+                s->param[i].here = p[k];
+}
+
+static dt_status make_schedule(const train_config *c, dt_pp_schedule **out)
+{
+    const int64_t at_once = microbatch(c), m = (c->global_batch + at_once - 1) / at_once;
+    const char *name = c->pp_schedule, *end = strrchr(name, '.');
+    DT_REQUIRE(m <= INT32_MAX, DT_ERR_ARG, "%lld microbatches", (long long)m);
+    if (!end || strcmp(end, ".csv") != 0) {
+        DT_TRY(dt_pp_schedule_create(name, c->pp, (int)m, c->stages_per_rank, out));
+        return DT_OK;
+    }
+    DT_TRY(dt_pp_schedule_read(name, out));
+    DT_REQUIRE((*out)->nranks == c->pp && (*out)->nmicrobatches == m, DT_ERR_ARG,
+               "parallel.schedule=%s is for %d ranks and %d microbatches; here parallel.pp=%d, and "
+               "train.global_batch and train.micro_batch make %lld",
+               name, (*out)->nranks, (*out)->nmicrobatches, c->pp, (long long)m);
+    return DT_OK;
+}
+
+/* Cut the model into stages; s->model becomes those of this rank. */
+static dt_status cut(train_session *s, const char *tp)
+{
+    const train_config *c = s->config;
+    char boundary[80], axes[32];
+    (void)snprintf(axes, sizeof axes, "%s", tp);
+    for (char *comma = axes; (comma = strchr(comma, ','));)
+        *comma = '>';
+    (void)snprintf(boundary, sizeof boundary, "%s%s%s", batch_layout, c->sp ? ", S(1)@" : "",
+                   c->sp ? axes : "");
+    const dt_pipeline_options options = {
+        .chain = dt_model_chain(&s->facts),
+        .hidden = s->facts.hidden,
+        .boundary = boundary,
+        .max_unsharded = c->reshard_after_forward || c->reshard_size ? 0 : 2};
+    dt_pp_schedule *schedule = NULL;
+    dt_status st = make_schedule(c, &schedule);
+    if (st == DT_OK)
+        st = dt_pipeline_split(&s->model, s->whole, "pp", schedule, &options, &s->pipe);
+    dt_pp_schedule_destroy(&schedule);
+    DT_TRY(st);
+    s->model = dt_pipeline_module(s->pipe);
+    s->mesh = dt_pipeline_mesh(s->pipe);
+    return DT_OK;
+}
+
 /* The mesh, whose tp axis the model's heads may want as two, and the model's placements on it. */
 static dt_status lay_out(train_session *s)
 {
@@ -40,30 +133,35 @@ static dt_status lay_out(train_session *s)
     dt_mesh_options axes = {
         .axes = {{"pp", c->pp}, {"dp_replicate", c->dp_replicate}, {"dp_shard", c->dp_shard}}};
     DT_TRY(dt_tp_axes(s->facts.heads, s->facts.kv_heads, c->tp, &axes.axes[3], &tp));
-    DT_TRY(dt_mesh_create(s->world, (dt_device){DT_CPU, 0}, &axes, &s->mesh));
+    DT_TRY(dt_mesh_create(s->world, (dt_device){DT_CPU, 0}, &axes, &s->whole));
+    s->mesh = s->whole;
+    if (c->pp > 1)
+        DT_TRY(cut(s, tp));
     dt_tp_plan plan = dt_model_tp_plan(&s->facts, vocab, c->sp);
     plan.overlap = c->tp_overlap;
-    if (c->tp > 1)
-        DT_TRY(dt_parallelize_module(s->model, s->mesh, tp, &plan));
+    plan.stage = c->pp > 1;
+    for (int i = 0; c->tp > 1 && i < nparts(s); i++)
+        DT_TRY(dt_parallelize_module(part(s, i), s->mesh, tp, &plan));
     return DT_OK;
 }
 
 /* Every layer a group, and the rest: embedding, last norm, head. On axes of size 1 these only
- * cast. */
-static dt_status shard(train_session *s)
+ * cast. In a pipeline, what is not freed by layers is gathered and freed by the schedule. */
+static dt_status shard(train_session *s, dt_module *m)
 {
     const train_config *c = s->config;
     const dt_fsdp_options policy = {.replicate_axes = "dp_replicate",
                                     .reshard = c->reshard_size            ? DT_RESHARD_GROUP
                                                : c->reshard_after_forward ? DT_RESHARD_DEFAULT
+                                               : s->pipe                  ? DT_RESHARD_STEP
                                                                           : DT_RESHARD_NEVER,
                                     .reshard_size = c->reshard_size,
                                     .reduce = DT_REDUCE_SHARDS_EACH,
                                     .param_dtype = c->param_dtype,
                                     .reduce_dtype = c->reduce_dtype};
-    for (int i = 0; i < (int)s->facts.layers; i++)
-        DT_TRY(dt_fully_shard(dt_model_layer(s->model, i), s->mesh, "dp_shard", &policy));
-    DT_TRY(dt_fully_shard(s->model, s->mesh, "dp_shard", &policy));
+    for (int i = 0; i < dt_model_nlayers(m); i++)
+        DT_TRY(dt_fully_shard(dt_model_layer(m, i), s->mesh, "dp_shard", &policy));
+    DT_TRY(dt_fully_shard(m, s->mesh, "dp_shard", &policy));
     return DT_OK;
 }
 
@@ -73,10 +171,13 @@ static dt_status build(train_session *s)
     s->scaler = c->param_dtype == DT_F16 ? dt_scaler_start() : (dt_scaler){.scale = 1};
     DT_TRY(train_config_check_ranks(c, dt_world_size(s->world)));
     DT_TRY(dt_model_create(c->model_config, &s->model, &s->facts));
+    DT_TRY(list_params(s));
     DT_TRY(lay_out(s));
-    for (int i = 0; i < (int)s->facts.layers; i++)
-        dt_recompute(dt_model_layer(s->model, i), c->recompute);
-    DT_TRY(shard(s));
+    for (int i = 0; i < nparts(s); i++) {
+        for (int k = 0; k < dt_model_nlayers(part(s, i)); k++)
+            dt_recompute(dt_model_layer(part(s, i), k), c->recompute);
+        DT_TRY(shard(s, part(s, i)));
+    }
     DT_REQUIRE(c->seq_len <= s->facts.max_positions, DT_ERR_ARG,
                "train.seq_len=%lld is longer than the model's %lld positions",
                (long long)c->seq_len, (long long)s->facts.max_positions);
@@ -84,6 +185,7 @@ static dt_status build(train_session *s)
     DT_TRY(dt_module_materialize(s->model, s->mesh, c->seed));
     if (c->model_init)
         DT_TRY(dt_module_load(s->model, c->model_init));
+    find_params(s);
     DT_TRY(dt_adamw_create(s->model, &c->adamw, &s->optim));
     DT_TRY(dt_tape_create(s->mesh, NULL, &s->tape));
     const size_t most = (size_t)(c->global_batch * c->seq_len); /* of one rank: at most the batch */
@@ -111,8 +213,14 @@ void train_session_destroy(train_session *s)
     dt_dataset_close(&s->data);
     dt_dataset_close(&s->eval_data);
     dt_optim_destroy(&s->optim);
-    dt_module_destroy(&s->model);
-    dt_mesh_destroy(&s->mesh);
+    if (s->pipe)
+        dt_pipeline_destroy(&s->pipe);
+    else
+        dt_module_destroy(&s->model);
+    dt_mesh_destroy(&s->whole);
+    for (int i = 0; i < s->nparams; i++)
+        free(s->param[i].name);
+    free(s->param);
     free(s->ids);
     free(s->targets);
     *s = (train_session){0};
@@ -176,12 +284,6 @@ static dt_status count_valid(train_session *s, place at, int64_t *valid_out)
     return DT_OK;
 }
 
-/* Samples of one microbatch: micro_batch for every data-parallel rank, or all. */
-static int64_t microbatch(const train_config *c)
-{
-    return c->micro_batch ? c->micro_batch * c->dp_replicate * c->dp_shard : c->global_batch;
-}
-
 /* ---- a step ---- */
 
 /* Forward of one microbatch; adds this rank's term of the loss. */
@@ -205,11 +307,12 @@ static dt_status forward(train_session *s, place at, int64_t lo, int64_t hi, boo
     return DT_OK;
 }
 
-/* Losses are P over data parallelism: their sum is one scalar all-reduce a step. */
+/* Losses are P over data parallelism, and the last pipeline stage's: their sum is one scalar
+ * all-reduce a step. */
 static dt_status sum_loss(train_session *s, double *loss)
 {
     dt_comm *dp = NULL;
-    DT_TRY(dt_mesh_comm_named(s->mesh, "dp_replicate,dp_shard", 0, &dp));
+    DT_TRY(dt_mesh_comm_named(s->whole, "pp,dp_replicate,dp_shard", 0, &dp));
     DT_TRY(dt_all_reduce_f64_sync(dp, loss, 1, DT_REDUCE_SUM));
     return DT_OK;
 }
@@ -219,12 +322,10 @@ static dt_tensor *scaled(train_session *s, dt_tensor *loss)
     return s->scaler.scale == 1 ? loss : dt_scale(s->tape, loss, s->scaler.scale);
 }
 
-static dt_status all_passes(train_session *s, place at, bool no_grad, double *loss, int64_t *valid)
+/* All microbatches one after the other, each forward and backward. */
+static dt_status passes(train_session *s, place at, bool no_grad, double *loss)
 {
     const int64_t samples = s->config->global_batch, at_once = microbatch(s->config);
-    DT_TRY(count_valid(s, at, valid));
-    dt_model_set_loss(s->model, *valid, s->config->loss_chunk);
-    *loss = 0;
     for (int64_t lo = 0; lo < samples; lo += at_once) {
         micro m = {0};
         dt_status st =
@@ -236,24 +337,76 @@ static dt_status all_passes(train_session *s, place at, bool no_grad, double *lo
             return dt_error_push(st, __FILE__, __LINE__, __func__);
     }
     dt_tape_reset(s->tape, NULL);
+    return DT_OK;
+}
+
+/* What a pipeline's pass reads, and where logits go. */
+typedef struct pipe_data {
+    train_session *s;
+    place at;
+    float *logits;
+} pipe_data;
+
+static dt_status pipe_samples(void *arg, int64_t lo, int64_t hi, dt_tensor **ids,
+                              dt_tensor **targets)
+{
+    const pipe_data *d = arg;
+    micro m = {0};
+    const dt_status st = read_samples(d->s, d->at, lo, hi, &m);
+    if (st == DT_OK && ids) {
+        *ids = m.ids;
+        m.ids = NULL;
+    }
+    if (st == DT_OK && targets) {
+        *targets = m.targets;
+        m.targets = NULL;
+    }
+    micro_release(&m);
+    return st;
+}
+
+static dt_status pipe_passes(train_session *s, place at, bool no_grad, double *loss)
+{
+    pipe_data data = {s, at, NULL};
+    const dt_pipeline_pass pass = {.samples = s->config->global_batch,
+                                   .at_once = microbatch(s->config),
+                                   .seq_len = s->config->seq_len,
+                                   .tape = {.no_grad = no_grad,
+                                            .no_dropout = no_grad,
+                                            .seed = s->config->seed,
+                                            .step = s->step},
+                                   .loss_scale = s->scaler.scale,
+                                   .read = pipe_samples,
+                                   .arg = &data};
+    DT_TRY(dt_pipeline_run(s->pipe, &pass, loss));
+    return DT_OK;
+}
+
+static dt_status all_passes(train_session *s, place at, bool no_grad, double *loss, int64_t *valid)
+{
+    DT_TRY(count_valid(s, at, valid));
+    for (int i = 0; i < nparts(s); i++)
+        dt_model_set_loss(part(s, i), *valid, s->config->loss_chunk);
+    *loss = 0;
+    DT_TRY(s->pipe ? pipe_passes(s, at, no_grad, loss) : passes(s, at, no_grad, loss));
     DT_TRY(sum_loss(s, loss));
     return DT_OK;
 }
 
 static dt_status gradient_norm(train_session *s, train_result *r)
 {
-    int n = 0;
-    dt_param *const *p = dt_module_params(s->model, &n);
-    const dt_grid *grid = dt_mesh_grid(s->mesh);
+    const int n = s->nparams;
+    const dt_grid *grid = dt_mesh_grid(s->whole);
     uint8_t axes[DT_MAX_AXES];
     for (int a = 0; a < grid->naxes; a++)
         axes[a] = (uint8_t)a;
     dt_comm *all = NULL;
-    DT_TRY(dt_mesh_comm(s->mesh, grid->naxes, axes, 0, &all));
+    DT_TRY(dt_mesh_comm(s->whole, grid->naxes, axes, 0, &all));
     dt_local *grads = calloc((size_t)n, sizeof *grads);
     DT_REQUIRE(grads, DT_ERR_NOMEM, "%d gradients", n);
     for (int i = 0; i < n; i++)
-        grads[i] = *dt_tensor_grad(p[i]->tensor); /* borrowed */
+        if (s->param[i].here)
+            grads[i] = *dt_tensor_grad(s->param[i].here->tensor); /* borrowed */
     const dt_status st = dt_global_norm_sync(n, grads, all, &r->grad_norm, r->param_grad_norm);
     free(grads);
     return st;
@@ -262,12 +415,10 @@ static dt_status gradient_norm(train_session *s, train_result *r)
 /* Norms as they would be without the loss scale; whether the gradients are any good. */
 static dt_status undo_scale(train_session *s, train_result *r, double *factor, bool *apply)
 {
-    int n = 0;
     if (s->config->param_dtype != DT_F16)
         return DT_OK;
     DT_TRY(dt_scaler_update(&s->scaler, r->grad_norm, factor, apply));
-    (void)dt_module_params(s->model, &n);
-    for (int i = 0; r->param_grad_norm && i < n; i++)
+    for (int i = 0; r->param_grad_norm && i < s->nparams; i++)
         r->param_grad_norm[i] *= *factor;
     r->grad_norm *= *factor;
     return DT_OK;
@@ -277,7 +428,8 @@ dt_status train_session_step(train_session *s, train_result *r)
 {
     const train_config *c = s->config;
     DT_TRY(all_passes(s, (place){s->data, s->position}, false, &r->loss, &r->valid));
-    DT_TRY(dt_module_reduce_grads(s->model));
+    if (!s->pipe) /* which brings them home itself */
+        DT_TRY(dt_module_reduce_grads(s->model));
     DT_TRY(gradient_norm(s, r));
     if (s->inspect)
         DT_TRY(s->inspect(s, s->inspect_arg));
@@ -325,9 +477,60 @@ dt_status train_session_eval(train_session *s, double *loss_out)
     return DT_OK;
 }
 
+dt_status train_session_share(train_session *s, float *values, int64_t n)
+{
+    dt_comm *line = NULL;
+    dt_array sum = {0};
+    dt_work *work = NULL;
+    DT_TRY(dt_mesh_comm_named(s->whole, "pp", 0, &line));
+    if (dt_comm_size(line) == 1)
+        return DT_OK;
+    DT_TRY(dt_array_create(dt_mesh_heap(s->whole), DT_F32, DT_SHAPE(n), DT_TAG_COMM, &sum));
+    const dt_part all = {.in = &sum, .out = &sum};
+    dt_status st = dt_array_write(&sum, values, n);
+    if (st == DT_OK)
+        st = dt_all_reduce(line, 1, &all, DT_REDUCE_SUM, "share", &work);
+    if (st == DT_OK)
+        st = dt_work_wait(&work);
+    if (st == DT_OK)
+        st = dt_array_read(&sum, values, n);
+    dt_array_release(&sum);
+    return st;
+}
+
+static dt_status take_logits(void *arg, int64_t lo, int64_t hi, dt_tensor *y)
+{
+    const pipe_data *d = arg;
+    (void)lo;
+    (void)hi;
+    DT_TRY(dt_tensor_read_f32_sync(y, d->logits));
+    return DT_OK;
+}
+
+static dt_status pipe_logits(train_session *s, place at, int64_t n, float *logits)
+{
+    pipe_data data = {s, at, logits};
+    double none = 0;
+    const int64_t count = n * s->config->seq_len * s->facts.vocab;
+    memset(logits, 0, (size_t)count * sizeof *logits);
+    const dt_pipeline_pass pass = {.samples = n,
+                                   .at_once = n,
+                                   .seq_len = s->config->seq_len,
+                                   .tape = {.no_grad = true, .no_dropout = true},
+                                   .no_targets = true,
+                                   .read = pipe_samples,
+                                   .output = take_logits,
+                                   .arg = &data};
+    DT_TRY(dt_pipeline_run(s->pipe, &pass, &none));
+    DT_TRY(train_session_share(s, logits, count));
+    return DT_OK;
+}
+
 dt_status train_session_logits(train_session *s, int64_t position, int64_t n, float *logits)
 {
     micro m = {0};
+    if (s->pipe)
+        return pipe_logits(s, (place){s->data, position}, n, logits);
     dt_tape_reset(s->tape, &(dt_tape_options){.no_grad = true, .no_dropout = true});
     dt_status st = read_samples(s, (place){s->data, position}, 0, n, &m);
     if (st == DT_OK) {

@@ -4,12 +4,25 @@
 
 #include "examples/train_config.h"
 #include "optim/dt_scaler.h"
+#include "pp/dt_pipeline.h"
+
+/* A parameter of the model, whichever rank holds it; here NULL: another pipeline stage's. */
+typedef struct train_param {
+    char *name;
+    int64_t count; /* elements */
+    dt_param *here;
+} train_param;
 
 typedef struct train_session {
     const train_config *config;
     dt_world *world;
-    dt_mesh *mesh;
-    dt_module *model;
+    /* whole: of all ranks; mesh: without the pipeline's axis, where this rank's tensors live */
+    dt_mesh *whole, *mesh;
+    dt_pipeline *pipe; /* NULL: one stage */
+    dt_module *model;  /* what this rank has of it */
+    train_param *param;
+    int nparams;
+    int64_t elements, matmul_params; /* of the whole model */
     dt_model_facts facts;
     dt_optim *optim;
     dt_dataset *data, *eval_data; /* eval_data NULL: the end of data */
@@ -27,7 +40,7 @@ typedef struct train_session {
 typedef struct train_result {
     double loss, grad_norm, lr; /* loss before the update, norm before clipping */
     int64_t tokens, valid;
-    double *param_grad_norm; /* one a parameter, in dt_module_params order; NULL if not wanted */
+    double *param_grad_norm; /* one for each of train_session.param; NULL if not wanted */
 } train_result;
 
 /* Collective: all ranks of the world. Errors: anything wrong with the configuration, model,
@@ -40,6 +53,9 @@ void train_session_destroy(train_session *s);
  * With parameters in f16 a step whose gradients overflow updates nothing and halves the loss scale.
  * Collective. Errors: DT_ERR_STATE when loss or gradients are not finite: nothing was updated. */
 dt_status train_session_step(train_session *s, train_result *result);
+
+/* The sums of n host values over the pipeline's ranks, of which all but one give zeros. */
+dt_status train_session_share(train_session *s, float *values, int64_t n);
 
 /* Data and weights in between: logits [n, seq_len, vocab] of n samples of the data at
  * `position`, on every rank. */

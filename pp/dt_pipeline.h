@@ -16,10 +16,10 @@
 typedef struct dt_pipeline dt_pipeline;
 
 typedef struct dt_pipeline_options {
-    dt_chain chain;       /* what the model is made of (dt_model_chain) */
+    dt_chain chain;       /* what the model is made of (dt_model_chain); static text */
     const int *layers;    /* of each stage; NULL: equal, the first ones with one more */
     int64_t hidden;       /* tensors between stages are [samples, seq_len, hidden], f32 */
-    const char *boundary; /* and placed so: "S(0)@dp_replicate>dp_shard" */
+    const char *boundary; /* and placed so: "S(0)@dp_replicate>dp_shard"; copied */
     /* 0: gathering and freeing is fully_shard's own; else, at least 2: the schedule's, which keeps
      * the next so many stages whole (dt_pp_lower) */
     int max_unsharded;

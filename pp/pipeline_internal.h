@@ -35,6 +35,7 @@ struct dt_pipeline {
     dt_comm *line; /* this rank's line along the axis */
     dt_pp_schedule *lowered;
     dt_pipeline_options options;
+    char *boundary; /* options.boundary */
     int rank, nstages; /* in the line; here */
     int nlayers;       /* of the whole model */
     int *owner;        /* rank of each stage */

@@ -406,6 +406,7 @@ void dt_pipeline_destroy(dt_pipeline **pipeline)
     free(p->stage);
     free(p->spare);
     free(p->owner);
+    free(p->boundary);
     free(p);
     *pipeline = NULL;
 }

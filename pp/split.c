@@ -221,6 +221,8 @@ static dt_status build(dt_pipeline *p, dt_module **model, dt_mesh *mesh, const c
     DT_REQUIRE(schedule->nranks == ranks, DT_ERR_ARG,
                "the schedule is for %d ranks, axis %s has %d", schedule->nranks, axis, ranks);
     p->rank = dt_mesh_coord(mesh)[a];
+    p->options.boundary = p->boundary = strdup(p->options.boundary);
+    DT_REQUIRE(p->boundary, DT_ERR_NOMEM, "a layout's text");
     DT_TRY(find_owners(p, schedule));
     DT_TRY(dt_pp_lower(schedule, p->options.max_unsharded, &p->lowered));
     DT_TRY(count_layers(p, *model));

@@ -74,14 +74,16 @@ static dt_status configure(const law_case *c, paths *p, train_config *config)
                      .decay = kind && strcmp(kind, "warmup_cosine") == 0 ? DT_DECAY_COSINE
                                                                          : DT_DECAY_NONE,
                      .min_ratio = number(schedule, "min_lr_ratio")},
-        .dp_replicate = c->ranks / ((c->tp ? c->tp : 1) * (c->dp_shard ? c->dp_shard : 1)),
+        .dp_replicate = c->ranks / ((c->tp ? c->tp : 1) * (c->dp_shard ? c->dp_shard : 1) * (c->pp ? c->pp : 1)),
         .dp_shard = c->dp_shard ? c->dp_shard : 1,
         .reshard_after_forward = !c->keep_gathered,
         .reshard_size = c->reshard_size,
         .param_dtype = c->param_dtype,
         .reduce_dtype = c->reduce_dtype,
         .tp = c->tp ? c->tp : 1,
-        .pp = 1,
+        .pp = c->pp ? c->pp : 1,
+        .pp_schedule = c->schedule ? c->schedule : "1f1b",
+        .stages_per_rank = c->stages_per_rank,
         .recompute = c->recompute,
         .sp = c->sp,
         .tp_overlap = c->tp_overlap,
@@ -106,22 +108,22 @@ typedef struct job {
 /* Whole tensors of all parameters' gradients or weights, on rank 0. Collective. */
 static dt_status keep(train_session *s, law_run *run, bool weights)
 {
-    int n = 0;
-    dt_param *const *p = dt_module_params(s->model, &n);
     const bool mine = dt_world_rank(s->world) == 0;
-    for (int i = 0; i < n; i++) {
-        const int64_t count = dt_shape_count(p[i]->shape);
+    for (int i = 0; i < s->nparams; i++) {
+        const int64_t count = s->param[i].count;
+        dt_param *p = s->param[i].here;
         float *host = calloc((size_t)count + 1, sizeof *host);
         DT_REQUIRE(host, DT_ERR_NOMEM, "%lld numbers", (long long)count);
-        if (weights) {
-            DT_TRY(dt_tensor_read_f32_sync(p[i]->tensor, host));
-        } else {
+        if (p && weights) {
+            DT_TRY(dt_tensor_read_f32_sync(p->tensor, host));
+        } else if (p) {
             dt_tensor *g = NULL;
-            const dt_local *grad = dt_tensor_grad(p[i]->tensor);
+            const dt_local *grad = dt_tensor_grad(p->tensor);
             DT_TRY(dt_from_array(grad->layout, &grad->array, &g));
             DT_TRY(dt_tensor_read_f32_sync(g, host));
             dt_tensor_destroy(&g);
         }
+        DT_TRY(train_session_share(s, host, count));
         float **slot = weights ? &run->weight[i] : &run->grad[i];
         if (mine)
             *slot = host;
@@ -141,8 +143,7 @@ static dt_status keep_gradients(train_session *s, void *arg)
 
 static dt_status begin(train_session *s, job *j)
 {
-    int n = 0;
-    dt_param *const *p = dt_module_params(s->model, &n);
+    const int n = s->nparams;
     law_run *run = j->run;
     const bool mine = dt_world_rank(s->world) == 0;
     DT_REQUIRE(n <= LAW_MAX_PARAMS && j->c->steps <= LAW_MAX_STEPS, DT_ERR_ARG, "%d parameters", n);
@@ -161,8 +162,8 @@ static dt_status begin(train_session *s, job *j)
     run->vocab = s->facts.vocab;
     run->nparams = n;
     for (int i = 0; i < n; i++) {
-        run->name[i] = strdup(p[i]->name);
-        run->count[i] = dt_shape_count(p[i]->shape);
+        run->name[i] = strdup(s->param[i].name);
+        run->count[i] = s->param[i].count;
     }
     return DT_OK;
 }
@@ -185,6 +186,8 @@ static dt_status train(dt_world *world, void *arg)
         train_result r = {.param_grad_norm = each};
         dt_world_reset_counts(world);
         DT_TRY(train_session_step(&s, &r));
+        if (s.pipe)
+            run->live[dt_world_rank(world)] = dt_pipeline_peak_live(s.pipe);
         if (!mine)
             continue;
         run->steps = i + 1;

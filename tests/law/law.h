@@ -4,7 +4,7 @@
 
 #include "examples/train_session.h"
 
-enum { LAW_MAX_PARAMS = 64, LAW_MAX_STEPS = 64 };
+enum { LAW_MAX_PARAMS = 64, LAW_MAX_STEPS = 64, LAW_MAX_RANKS = 16 };
 
 /* What a run gave. Arrays are whole tensors in file order of dt_module_params, f32. */
 typedef struct law_run {
@@ -19,6 +19,7 @@ typedef struct law_run {
     double final_loss;                /* of step 0's batch, after the last step */
     float *logits;                    /* sample 0 of step 0, initial weights: [seq_len, vocab] */
     int64_t vocab;
+    int live[LAW_MAX_RANKS]; /* with pp: the most tapes alive at once in the last step, by rank */
     int64_t all_gathers; /* of the last step */
     int64_t all_reduces; /* of the last step: gradients' only */
 } law_run;
@@ -36,6 +37,9 @@ typedef struct law_case {
     int tp;
     bool sp, gather_logits;        /* with tp: sequence parallelism; no loss parallelism */
     bool tp_overlap;               /* with sp */
+    int pp;                        /* of the ranks, these are pipeline stages' ranks; 0: 1 */
+    const char *schedule;          /* with pp; NULL: 1f1b */
+    int stages_per_rank;           /* with pp; 0: by schedule */
     int dp_shard;                  /* of the ranks, these hold shards; 0: 1 */
     bool keep_gathered;            /* with dp_shard: not resharded after forward (ZeRO-2) */
     int reshard_size;              /* with dp_shard: resharded to groups of so many; 0: not */
