@@ -35,6 +35,7 @@
 #include "nn/dt_layers.h"
 #include "nn/dt_recompute.h"
 #include "tp/dt_tp.h"
+#include "pp/dt_pipeline.h"
 #include "pp/dt_schedule.h"
 #include "fsdp/dt_fsdp.h"
 #include "optim/dt_optim.h"

@@ -121,8 +121,10 @@ void dti_comm_free(dt_comm *comm)
 
 void dt_comm_destroy(dt_comm **comm)
 {
-    if (*comm && --(*comm)->refs == 0)
-        dti_comm_free(*comm);
+    dt_comm *c = *comm;
+    /* with calls that a failure left behind it ends with the world, as they do */
+    if (c && --c->refs == 0 && !dti_lane_has(&c->world->lane[c->channel], c))
+        dti_comm_free(c);
     *comm = NULL;
 }
 

@@ -76,11 +76,14 @@ static const dt_option table[] = {
            "with tp, the loss of a split vocabulary; false: of gathered logits"),
     SWITCH("parallel.tp_overlap", "false",
            "with sp, products run while their inputs and outputs move"),
-    TEXT("parallel.schedule", "1f1b", "order of microbatches with pp: gpipe, 1f1b, interleaved, zb-h1, zbv ... (docs/pipeline.md), or "
+    TEXT("parallel.schedule", "1f1b",
+         "order of microbatches with pp: gpipe, 1f1b, interleaved, zb-h1, zbv ... "
+         "(docs/pipeline.md), or "
          "a .csv file"),
     COUNT0("parallel.stages_per_rank", "0", "stages that a rank of pp has; 0: by schedule"),
     SWITCH("parallel.reshard_after_forward", "true",
-           "free gathered parameters until backward (ZeRO-3); false: keep them (ZeRO-2); with pp, where "
+           "free gathered parameters until backward (ZeRO-3); false: keep them (ZeRO-2); with pp, "
+           "where "
            "not given: false"),
     COUNT0("parallel.reshard_size", "0",
            "keep parts in groups of so many dp_shard ranks until backward; 0: not"),
@@ -140,10 +143,11 @@ static dt_status check_together(const train_config *c)
                DT_ERR_ARG,
                "train.global_batch=%lld x train.seq_len=%lld tokens are more than a step can have",
                (long long)c->global_batch, (long long)c->seq_len);
-    DT_REQUIRE(c->pp == 1 || c->micro_batch > 0, DT_ERR_ARG,
-               "parallel.pp=%d needs train.micro_batch of 1 or more: samples of a data-parallel rank "
-               "in one pass through the pipeline",
-               c->pp);
+    DT_REQUIRE(
+        c->pp == 1 || c->micro_batch > 0, DT_ERR_ARG,
+        "parallel.pp=%d needs train.micro_batch of 1 or more: samples of a data-parallel rank "
+        "in one pass through the pipeline",
+        c->pp);
     DT_REQUIRE(c->pp == 1 || !c->model_save, DT_ERR_UNSUPPORTED,
                "model.save with parallel.pp=%d is not built yet; legal: parallel.pp=1, or to leave "
                "model.save out",

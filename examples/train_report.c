@@ -71,8 +71,8 @@ dt_status train_report_open(const train_config *c, train_session *s, train_repor
     DT_TRY(dt_world_agree_sync(s->world, r->writes && c->log_json
                                              ? dt_metrics_log_open(c->log_json, false, &r->json)
                                              : DT_OK));
-    r->flops = (dt_flops){s->matmul_params, s->facts.layers, s->facts.heads,
-                          s->facts.head_dim, c->seq_len};
+    r->flops = (dt_flops){s->matmul_params, s->facts.layers, s->facts.heads, s->facts.head_dim,
+                          c->seq_len};
     DT_TRY(dt_peak_flops_sync(dt_world_comm(s->world), c->peak_flops, &r->peak_flops));
     r->loss = calloc((size_t)c->steps, sizeof *r->loss);
     r->step = calloc((size_t)c->steps, sizeof *r->step);
@@ -83,8 +83,7 @@ dt_status train_report_open(const train_config *c, train_session *s, train_repor
     if (r->writes) {
         char text[DT_FLOPS_TEXT], mesh[DT_MESH_TEXT];
         (void)printf("%s, %lld parameters, on %s\n%s\n", s->facts.architecture,
-                     (long long)s->elements,
-                     dt_mesh_print(s->whole, mesh, sizeof mesh),
+                     (long long)s->elements, dt_mesh_print(s->whole, mesh, sizeof mesh),
                      dt_flops_print(&r->flops, r->peak_flops, text, sizeof text));
     }
     r->started_s = r->window_s = train_report_now();
@@ -120,8 +119,8 @@ static dt_status measure(const train_config *c, train_session *s, train_report *
     DT_REQUIRE(weights, DT_ERR_NOMEM, "%d weights", n);
     for (int i = 0; i < n; i++)
         if (s->param[i].here) /* borrowed */
-            weights[i] = (dt_local){s->param[i].here->layout,
-                                    *dt_tensor_local(s->param[i].here->tensor)};
+            weights[i] =
+                (dt_local){s->param[i].here->layout, *dt_tensor_local(s->param[i].here->tensor)};
     double all = 0;
     const dt_status st = dt_global_norm_sync(n, weights, dt_world_comm(s->world), &all, r->norm);
     free(weights);

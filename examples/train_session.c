@@ -108,11 +108,11 @@ static dt_status cut(train_session *s, const char *tp)
         *comma = '>';
     (void)snprintf(boundary, sizeof boundary, "%s%s%s", batch_layout, c->sp ? ", S(1)@" : "",
                    c->sp ? axes : "");
-    const dt_pipeline_options options = {
-        .chain = dt_model_chain(&s->facts),
-        .hidden = s->facts.hidden,
-        .boundary = boundary,
-        .max_unsharded = c->reshard_after_forward || c->reshard_size ? 0 : 2};
+    const dt_pipeline_options options = {.chain = dt_model_chain(&s->facts),
+                                         .hidden = s->facts.hidden,
+                                         .boundary = boundary,
+                                         .max_unsharded =
+                                             c->reshard_after_forward || c->reshard_size ? 0 : 2};
     dt_pp_schedule *schedule = NULL;
     dt_status st = make_schedule(c, &schedule);
     if (st == DT_OK)

@@ -9,18 +9,18 @@ enum { DTI_PP_CHANNEL = 3, DTI_PP_MAX_TIES = 4 };
 /* One microbatch in one stage. */
 typedef struct dti_cell {
     dt_tape *tape;
-    dt_tensor *x;            /* from the stage before: a leaf that asks for a gradient */
+    dt_tensor *x; /* from the stage before: a leaf that asks for a gradient */
     dt_tensor *ids, *targets;
-    dt_tensor *y;            /* the tape's */
-    dt_local dy, dx;         /* gradients of y and of x */
-    dt_work *arriving;       /* of x or dy */
+    dt_tensor *y;      /* the tape's */
+    dt_local dy, dx;   /* gradients of y and of x */
+    dt_work *arriving; /* of x or dy */
 } dti_cell;
 
 typedef struct dti_stage {
     int index;
-    dt_module *root;   /* owned by the bundle */
-    dti_cell *cell;    /* one a microbatch */
-    dt_work *sent[2];  /* the last message to the next stage, to the one before */
+    dt_module *root;  /* owned by the bundle */
+    dti_cell *cell;   /* one a microbatch */
+    dt_work *sent[2]; /* the last message to the next stage, to the one before */
 } dti_stage;
 
 /* A parameter of two stages; NULL where this rank does not have it. */
@@ -35,7 +35,7 @@ struct dt_pipeline {
     dt_comm *line; /* this rank's line along the axis */
     dt_pp_schedule *lowered;
     dt_pipeline_options options;
-    char *boundary; /* options.boundary */
+    char *boundary;    /* options.boundary */
     int rank, nstages; /* in the line; here */
     int nlayers;       /* of the whole model */
     int *owner;        /* rank of each stage */

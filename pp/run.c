@@ -185,8 +185,8 @@ static dt_status forward(run *r, dti_stage *s, int k)
     const bool first = s->index == 0, last = is_last(p, s), loss = last && !r->pass->no_targets;
     DT_TRY(take_tape(r, lo, &c->tape));
     if (first || loss)
-        DT_TRY(r->pass->read(r->pass->arg, lo, hi, first ? &c->ids : NULL,
-                             loss ? &c->targets : NULL));
+        DT_TRY(
+            r->pass->read(r->pass->arg, lo, hi, first ? &c->ids : NULL, loss ? &c->targets : NULL));
     DT_TRY(dt_work_wait(&c->arriving));
     const dt_values in = {.n = loss ? 2 : 1, .value = {first ? c->ids : c->x, c->targets}};
     const dt_values out = dt_module_call(s->root, c->tape, &in);
@@ -371,8 +371,8 @@ dt_status dt_pipeline_run(dt_pipeline *p, const dt_pipeline_pass *pass, double *
                "%lld samples, %lld at once; both must be positive", (long long)pass->samples,
                (long long)pass->at_once);
     const int64_t n = (pass->samples + pass->at_once - 1) / pass->at_once;
-    const bool most = pass->tape.no_grad ? n <= p->lowered->nmicrobatches
-                                         : n == p->lowered->nmicrobatches;
+    const bool most =
+        pass->tape.no_grad ? n <= p->lowered->nmicrobatches : n == p->lowered->nmicrobatches;
     DT_REQUIRE(most, DT_ERR_ARG, "%lld microbatches, but the schedule was made for %d",
                (long long)n, p->lowered->nmicrobatches);
     if (!pass->tape.no_grad)

@@ -156,10 +156,11 @@ static dt_status find_owners(dt_pipeline *p, const dt_pp_schedule *s)
         p->nstages += p->owner[i] == p->rank;
         for (int k = 1; st == DT_OK && k < s->nmicrobatches; k++)
             if (of_cell[dti_pp_cell(s, i, k)] != p->owner[i])
-                st = DT_ERROR(DT_ERR_UNSUPPORTED,
-                              "stage %d is on two ranks, as in dualpipe; that runs in the simulator "
-                              "only (dualpipev does the same with one)",
-                              i);
+                st =
+                    DT_ERROR(DT_ERR_UNSUPPORTED,
+                             "stage %d is on two ranks, as in dualpipe; that runs in the simulator "
+                             "only (dualpipev does the same with one)",
+                             i);
     }
     free(of_cell);
     return st;

@@ -14,8 +14,8 @@ static dt_status copy_of(const dt_pipeline *p, const dt_array *from, dt_array *c
 static dt_status exchange(const dt_pipeline *p, int peer, const dt_array *mine, dt_array *theirs)
 {
     dt_work *sent = NULL, *received = NULL;
-    DT_TRY(dt_array_create(dt_mesh_heap(p->mesh), mine->dtype, mine->shape, DT_TAG_GRADIENT,
-                           theirs));
+    DT_TRY(
+        dt_array_create(dt_mesh_heap(p->mesh), mine->dtype, mine->shape, DT_TAG_GRADIENT, theirs));
     DT_TRY(dt_send(p->line, peer, 1, &mine, "tied gradient", &sent));
     DT_TRY(dt_recv(p->line, peer, 1, &theirs, "tied gradient", &received));
     DT_TRY(dt_work_wait(&received));

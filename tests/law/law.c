@@ -74,7 +74,8 @@ static dt_status configure(const law_case *c, paths *p, train_config *config)
                      .decay = kind && strcmp(kind, "warmup_cosine") == 0 ? DT_DECAY_COSINE
                                                                          : DT_DECAY_NONE,
                      .min_ratio = number(schedule, "min_lr_ratio")},
-        .dp_replicate = c->ranks / ((c->tp ? c->tp : 1) * (c->dp_shard ? c->dp_shard : 1) * (c->pp ? c->pp : 1)),
+        .dp_replicate = c->ranks / ((c->tp ? c->tp : 1) * (c->dp_shard ? c->dp_shard : 1) *
+                                    (c->pp ? c->pp : 1)),
         .dp_shard = c->dp_shard ? c->dp_shard : 1,
         .reshard_after_forward = !c->keep_gathered,
         .reshard_size = c->reshard_size,

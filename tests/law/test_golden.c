@@ -173,6 +173,29 @@ START_TEST(tensor_parallel_training_equals_pytorch)
 }
 END_TEST
 
+static const law_case pp[] = {
+    {.golden = "llama_tiny", .ranks = 2, .pp = 2, .micro_batch = 1},
+    {.golden = "llama_tiny", .ranks = 4, .pp = 4, .micro_batch = 2, .schedule = "gpipe"},
+    {.golden = "llama_tiny", .ranks = 2, .pp = 2, .micro_batch = 1, .schedule = "zbv"},
+    {.golden = "llama_tiny", .ranks = 4, .pp = 2, .dp_shard = 2, .micro_batch = 1},
+    {.golden = "llama_tiny",
+     .ranks = 8,
+     .pp = 2,
+     .dp_shard = 2,
+     .tp = 2,
+     .sp = true,
+     .micro_batch = 1},
+    {.golden = "llama_tied", .ranks = 2, .pp = 2, .micro_batch = 1},
+    {.golden = "gpt2_tiny", .ranks = 3, .pp = 3, .micro_batch = 2},
+    {.golden = "gpt2_tiny", .ranks = 4, .pp = 2, .micro_batch = 1, .schedule = "zb-h1"},
+};
+
+START_TEST(pipelined_training_equals_pytorch)
+{
+    check_case(&pp[_i]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("goldens");
@@ -180,6 +203,7 @@ int main(void)
     tcase_set_timeout(tc, 300);
     tcase_add_loop_test(tc, training_equals_pytorch, 0, 12 * DT_COUNT(cases));
     tcase_add_loop_test(tc, tensor_parallel_training_equals_pytorch, 0, DT_COUNT(tp));
+    tcase_add_loop_test(tc, pipelined_training_equals_pytorch, 0, DT_COUNT(pp));
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

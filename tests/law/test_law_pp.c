@@ -5,14 +5,25 @@
 #include "tests/law/law.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ranks = pp x dp_replicate x dp_shard x tp. llama_tiny has 4 layers and batches of 8, gpt2_tiny 3
  * (tied) and 6, llama_tied 2 (tied) and 4. */
-#define LLAMA(...) {.golden = "llama_tiny", __VA_ARGS__}
-#define GPT2(...)  {.golden = "gpt2_tiny", __VA_ARGS__}
-#define TIED(...)  {.golden = "llama_tied", __VA_ARGS__}
+#define LLAMA(...)                          \
+    {                                       \
+        .golden = "llama_tiny", __VA_ARGS__ \
+    }
+#define GPT2(...)                          \
+    {                                      \
+        .golden = "gpt2_tiny", __VA_ARGS__ \
+    }
+#define TIED(...)                           \
+    {                                       \
+        .golden = "llama_tied", __VA_ARGS__ \
+    }
 static const law_case plain[] = {
     LLAMA(.ranks = 2, .pp = 2, .schedule = "gpipe", .micro_batch = 2),
     LLAMA(.ranks = 3, .pp = 3, .schedule = "gpipe", .micro_batch = 1),
@@ -120,6 +131,57 @@ START_TEST(a_pipeline_composes)
 }
 END_TEST
 
+static void check_bits(const law_run *a, const law_run *b)
+{
+    for (int i = 0; i < a->nparams; i++) {
+        const size_t bytes = sizeof(float) * (size_t)a->count[i];
+        ck_assert_msg(memcmp(a->grad[i], b->grad[i], bytes) == 0, "gradient of %s", a->name[i]);
+        ck_assert_msg(memcmp(a->weight[i], b->weight[i], bytes) == 0, "%s", a->name[i]);
+    }
+}
+
+/* gpipe on 2 ranks with every B cut in two: W at once, or all at the end. */
+static void write_halves(FILE *f, int m, bool at_once)
+{
+    for (int s = 0; s < 2; s++) {
+        for (int k = 0; k < m; k++)
+            (void)fprintf(f, "%dF%d,", s, k);
+        for (int k = 0; k < m; k++)
+            (void)fprintf(f, at_once ? "%dI%d,%dW%d," : "%dI%d,", s, k, s, k);
+        for (int k = 0; !at_once && k < m; k++)
+            (void)fprintf(f, "%dW%d,", s, k);
+        (void)fputs("\n", f);
+    }
+}
+
+START_TEST(backward_in_halves_is_backward_bit_for_bit)
+{
+    static const char *const cases[] = {"llama_tiny", "gpt2_tiny"};
+    law_run whole = {0}, half = {0};
+    const bool llama = _i / 2 % 2 == 0;
+    law_case c = {.golden = cases[!llama],
+                  .ranks = 2,
+                  .pp = 2,
+                  .micro_batch = 1,
+                  .dropout = 0.1,
+                  .steps = 2,
+                  .recompute = _i / 4 ? DT_RECOMPUTE_FULL : DT_RECOMPUTE_NONE};
+    char path[] = "/tmp/law_pp_XXXXXX.csv";
+    const int fd = mkstemps(path, 4);
+    FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
+    ck_assert(f != NULL);
+    write_halves(f, llama ? 8 : 6, _i % 2);
+    ck_assert_int_eq(fclose(f), 0);
+    ck_ok(law_train(&c, &whole));
+    c.schedule = path;
+    ck_ok(law_train(&c, &half));
+    check_bits(&half, &whole);
+    (void)unlink(path);
+    law_free(&whole);
+    law_free(&half);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("law of pipelines");
@@ -127,6 +189,7 @@ int main(void)
     tcase_set_timeout(tc, 300);
     tcase_add_loop_test(tc, a_pipeline_is_one_rank, 0, DT_COUNT(plain));
     tcase_add_loop_test(tc, a_pipeline_composes, 0, DT_COUNT(mixed));
+    tcase_add_loop_test(tc, backward_in_halves_is_backward_bit_for_bit, 0, 8);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }
