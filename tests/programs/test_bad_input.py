@@ -72,17 +72,17 @@ def model(name, **changes):
 
 
 PIPE = model("three.json", num_hidden_layers=3) + ["--parallel.pp=3"]
-bad("a pipeline without microbatches", PIPE, "parallel.pp=3", "train.micro_batch", ways=SEVERAL)
-bad("more stages than layers", BASE + ["--parallel.pp=3", "--train.micro_batch=1"], "3 pipeline stages", "2 layers", ways=SEVERAL)
+bad("a pipeline without microbatches", PIPE, "parallel.pp=3", "train.micro_batch", ways=SEVERAL, outputs=False)
+bad("more stages than layers", BASE + ["--parallel.pp=3", "--train.micro_batch=1"], "3 pipeline stages", "2 layers", ways=SEVERAL, outputs=False)
 bad("more stages than layers by v", PIPE + ["--train.micro_batch=1", "--parallel.schedule=zbv"], "6 pipeline stages", "3 layers",
-    ways=SEVERAL)
-bad("a schedule of no name", PIPE + ["--train.micro_batch=1", "--parallel.schedule=2f2b"], "2f2b", "1f1b", ways=SEVERAL)
-bad("too few microbatches", PIPE + ["--train.micro_batch=2"], "1f1b", "2", "3", ways=SEVERAL)
+    ways=SEVERAL, outputs=False)
+bad("a schedule of no name", PIPE + ["--train.micro_batch=1", "--parallel.schedule=2f2b"], "2f2b", "1f1b", ways=SEVERAL, outputs=False)
+bad("too few microbatches", PIPE + ["--train.micro_batch=2"], "1f1b", "2", "3", ways=SEVERAL, outputs=False)
 bad("a schedule for other ranks", PIPE + ["--train.micro_batch=1", "--parallel.schedule=" + suite.write("two.csv", "0F0,0B0\n1F0,1B0\n")],
-    "two.csv", "2 ranks and 1 microbatches", "parallel.pp=3", ways=SEVERAL)
-bad("saving a pipeline", PIPE + ["--train.micro_batch=1", "--model.save=" + suite.path("piped")], "model.save", "not built yet", ways=SEVERAL)
+    "two.csv", "2 ranks and 1 microbatches", "parallel.pp=3", ways=SEVERAL, outputs=False)
+bad("saving a pipeline", PIPE + ["--train.micro_batch=1", "--model.save=" + suite.path("piped")], "model.save", "not built yet", ways=SEVERAL, outputs=False)
 bad("token in a pipeline", PIPE + ["--train.micro_batch=1", "--data.path=" + suite.write("pipe.bin", tokens_file([5] * 40 + [300] * 60))],
-    "pipe.bin", "token 300", steps=1, ways=SEVERAL)
+    "pipe.bin", "token 300", ways=SEVERAL, outputs=False)
 bad("config without a field", model("c1.json", hidden_size=None), "c1.json", "hidden_size")
 bad("config of another type", model("c2.json", vocab_size="many"), "c2.json", "vocab_size")
 bad("config of no model", model("c3.json", model_type="bert"), "c3.json", "bert", "llama, gpt2")
