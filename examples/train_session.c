@@ -4,17 +4,16 @@
  * in use are R on these axes, so gradients arise as P; fully_shard brings them to the shards on
  *    dp_shard after each layer's backward, and
  * dt_module_reduce_grads the rest, P -> R on dp_replicate, in one coalesced all-reduce a step.
- * Tensor parallelism is a plan of placements applied to the model before. With a pipeline, the model
- * of a rank is its stages; what follows is done to each of them, and microbatches are run by
- * dt_pipeline_run instead of one after the other. */
-#include "examples/train_session.h"
+ * Tensor parallelism is a plan of placements applied to the model before. With a pipeline, the
+ * model of a rank is its stages; what follows is done to each of them, and a schedule runs
+ * microbatches (examples/train_pipeline.c). */
+#include "examples/train_pipeline.h"
 
 #include "checkpoint/dt_safetensors.h"
 #include "fsdp/dt_fsdp.h"
 #include "metrics/dt_metrics.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,12 +33,6 @@ static dt_status open_data(train_session *s)
     if (c->eval_path)
         DT_TRY(dt_dataset_open(c->eval_path, &options, &s->eval_data));
     return DT_OK;
-}
-
-/* Samples of one microbatch: micro_batch for every data-parallel rank, or all. */
-static int64_t microbatch(const train_config *c)
-{
-    return c->micro_batch ? c->micro_batch * c->dp_replicate * c->dp_shard : c->global_batch;
 }
 
 /* The stages of this rank, or the model. */
@@ -81,49 +74,6 @@ static void find_params(train_session *s)
                 s->param[i].here = p[k];
 }
 
-static dt_status make_schedule(const train_config *c, dt_pp_schedule **out)
-{
-    const int64_t at_once = microbatch(c), m = (c->global_batch + at_once - 1) / at_once;
-    const char *name = c->pp_schedule, *end = strrchr(name, '.');
-    DT_REQUIRE(m <= INT32_MAX, DT_ERR_ARG, "%lld microbatches", (long long)m);
-    if (!end || strcmp(end, ".csv") != 0) {
-        DT_TRY(dt_pp_schedule_create(name, c->pp, (int)m, c->stages_per_rank, out));
-        return DT_OK;
-    }
-    DT_TRY(dt_pp_schedule_read(name, out));
-    DT_REQUIRE((*out)->nranks == c->pp && (*out)->nmicrobatches == m, DT_ERR_ARG,
-               "parallel.schedule=%s is for %d ranks and %d microbatches; here parallel.pp=%d, and "
-               "train.global_batch and train.micro_batch make %lld",
-               name, (*out)->nranks, (*out)->nmicrobatches, c->pp, (long long)m);
-    return DT_OK;
-}
-
-/* Cut the model into stages; s->model becomes those of this rank. */
-static dt_status cut(train_session *s, const char *tp)
-{
-    const train_config *c = s->config;
-    char boundary[80], axes[32];
-    (void)snprintf(axes, sizeof axes, "%s", tp);
-    for (char *comma = axes; (comma = strchr(comma, ','));)
-        *comma = '>';
-    (void)snprintf(boundary, sizeof boundary, "%s%s%s", batch_layout, c->sp ? ", S(1)@" : "",
-                   c->sp ? axes : "");
-    const dt_pipeline_options options = {.chain = dt_model_chain(&s->facts),
-                                         .hidden = s->facts.hidden,
-                                         .boundary = boundary,
-                                         .max_unsharded =
-                                             c->reshard_after_forward || c->reshard_size ? 0 : 2};
-    dt_pp_schedule *schedule = NULL;
-    dt_status st = make_schedule(c, &schedule);
-    if (st == DT_OK)
-        st = dt_pipeline_split(&s->model, s->whole, "pp", schedule, &options, &s->pipe);
-    dt_pp_schedule_destroy(&schedule);
-    DT_TRY(st);
-    s->model = dt_pipeline_module(s->pipe);
-    s->mesh = dt_pipeline_mesh(s->pipe);
-    return DT_OK;
-}
-
 /* The mesh, whose tp axis the model's heads may want as two, and the model's placements on it. */
 static dt_status lay_out(train_session *s)
 {
@@ -136,7 +86,7 @@ static dt_status lay_out(train_session *s)
     DT_TRY(dt_mesh_create(s->world, (dt_device){DT_CPU, 0}, &axes, &s->whole));
     s->mesh = s->whole;
     if (c->pp > 1)
-        DT_TRY(cut(s, tp));
+        DT_TRY(train_pipeline_cut(s, tp, batch_layout));
     dt_tp_plan plan = dt_model_tp_plan(&s->facts, vocab, c->sp);
     plan.overlap = c->tp_overlap;
     plan.stage = c->pp > 1;
@@ -228,19 +178,8 @@ void train_session_destroy(train_session *s)
 
 /* ---- batches ---- */
 
-/* A global batch: where its first token is. */
-typedef struct place {
-    const dt_dataset *data;
-    int64_t position;
-} place;
-
-/* Samples [lo, hi) of a batch as tensors; each rank reads only its own. */
-typedef struct micro {
-    dt_tensor *ids, *targets;
-    dt_tensor *logits_or_loss;
-} micro;
-
-static dt_status read_samples(train_session *s, place at, int64_t lo, int64_t hi, micro *m)
+dt_status train_session_read(train_session *s, train_place at, int64_t lo, int64_t hi,
+                             train_micro *m)
 {
     const dt_shape shape = DT_SHAPE(hi - lo, s->config->seq_len);
     const dt_layout *layout = NULL;
@@ -260,21 +199,21 @@ static dt_status read_samples(train_session *s, place at, int64_t lo, int64_t hi
     return DT_OK;
 }
 
-static void micro_release(micro *m)
+void train_micro_release(train_micro *m)
 {
     dt_tensor_destroy(&m->ids);
     dt_tensor_destroy(&m->targets);
 }
 
 /* Targets that count, in the whole batch: the divisor of the loss. */
-static dt_status count_valid(train_session *s, place at, int64_t *valid_out)
+static dt_status count_valid(train_session *s, train_place at, int64_t *valid_out)
 {
-    micro all = {0};
+    train_micro all = {0};
     dt_comm *dp = NULL;
     int64_t valid = 0;
-    dt_status st = read_samples(s, at, 0, s->config->global_batch, &all);
+    dt_status st = train_session_read(s, at, 0, s->config->global_batch, &all);
     const int64_t mine = st == DT_OK ? dt_array_count(dt_tensor_local(all.targets)) : 0;
-    micro_release(&all);
+    train_micro_release(&all);
     for (int64_t i = 0; i < mine; i++)
         valid += s->targets[i] != DT_LABEL_IGNORED;
     DT_TRY(dt_world_agree_sync(s->world, st)); /* a bad token is seen by one rank only */
@@ -287,8 +226,8 @@ static dt_status count_valid(train_session *s, place at, int64_t *valid_out)
 /* ---- a step ---- */
 
 /* Forward of one microbatch; adds this rank's term of the loss. */
-static dt_status forward(train_session *s, place at, int64_t lo, int64_t hi, bool no_grad, micro *m,
-                         double *loss)
+static dt_status forward(train_session *s, train_place at, int64_t lo, int64_t hi, bool no_grad,
+                         train_micro *m, double *loss)
 {
     const dt_tape_options options = {.no_grad = no_grad,
                                      .no_dropout = no_grad,
@@ -296,7 +235,7 @@ static dt_status forward(train_session *s, place at, int64_t lo, int64_t hi, boo
                                      .step = s->step,
                                      .first_sample = lo};
     dt_tape_reset(s->tape, &options);
-    DT_TRY(read_samples(s, at, lo, hi, m));
+    DT_TRY(train_session_read(s, at, lo, hi, m));
     const dt_values in = {.n = 2, .value = {m->ids, m->targets}};
     const dt_values out = dt_module_call(s->model, s->tape, &in);
     m->logits_or_loss = out.value[0];
@@ -323,16 +262,16 @@ static dt_tensor *scaled(train_session *s, dt_tensor *loss)
 }
 
 /* All microbatches one after the other, each forward and backward. */
-static dt_status passes(train_session *s, place at, bool no_grad, double *loss)
+static dt_status passes(train_session *s, train_place at, bool no_grad, double *loss)
 {
-    const int64_t samples = s->config->global_batch, at_once = microbatch(s->config);
+    const int64_t samples = s->config->global_batch, at_once = train_microbatch(s->config);
     for (int64_t lo = 0; lo < samples; lo += at_once) {
-        micro m = {0};
+        train_micro m = {0};
         dt_status st =
             forward(s, at, lo, lo + at_once < samples ? lo + at_once : samples, no_grad, &m, loss);
         if (st == DT_OK && !no_grad)
             st = dt_backward(s->tape, scaled(s, m.logits_or_loss));
-        micro_release(&m);
+        train_micro_release(&m);
         if (st != DT_OK)
             return dt_error_push(st, __FILE__, __LINE__, __func__);
     }
@@ -340,55 +279,14 @@ static dt_status passes(train_session *s, place at, bool no_grad, double *loss)
     return DT_OK;
 }
 
-/* What a pipeline's pass reads, and where logits go. */
-typedef struct pipe_data {
-    train_session *s;
-    place at;
-    float *logits;
-} pipe_data;
-
-static dt_status pipe_samples(void *arg, int64_t lo, int64_t hi, dt_tensor **ids,
-                              dt_tensor **targets)
-{
-    const pipe_data *d = arg;
-    micro m = {0};
-    const dt_status st = read_samples(d->s, d->at, lo, hi, &m);
-    if (st == DT_OK && ids) {
-        *ids = m.ids;
-        m.ids = NULL;
-    }
-    if (st == DT_OK && targets) {
-        *targets = m.targets;
-        m.targets = NULL;
-    }
-    micro_release(&m);
-    return st;
-}
-
-static dt_status pipe_passes(train_session *s, place at, bool no_grad, double *loss)
-{
-    pipe_data data = {s, at, NULL};
-    const dt_pipeline_pass pass = {.samples = s->config->global_batch,
-                                   .at_once = microbatch(s->config),
-                                   .seq_len = s->config->seq_len,
-                                   .tape = {.no_grad = no_grad,
-                                            .no_dropout = no_grad,
-                                            .seed = s->config->seed,
-                                            .step = s->step},
-                                   .loss_scale = s->scaler.scale,
-                                   .read = pipe_samples,
-                                   .arg = &data};
-    DT_TRY(dt_pipeline_run(s->pipe, &pass, loss));
-    return DT_OK;
-}
-
-static dt_status all_passes(train_session *s, place at, bool no_grad, double *loss, int64_t *valid)
+static dt_status all_passes(train_session *s, train_place at, bool no_grad, double *loss,
+                            int64_t *valid)
 {
     DT_TRY(count_valid(s, at, valid));
     for (int i = 0; i < nparts(s); i++)
         dt_model_set_loss(part(s, i), *valid, s->config->loss_chunk);
     *loss = 0;
-    DT_TRY(s->pipe ? pipe_passes(s, at, no_grad, loss) : passes(s, at, no_grad, loss));
+    DT_TRY(s->pipe ? train_pipeline_passes(s, at, no_grad, loss) : passes(s, at, no_grad, loss));
     DT_TRY(sum_loss(s, loss));
     return DT_OK;
 }
@@ -427,7 +325,7 @@ static dt_status undo_scale(train_session *s, train_result *r, double *factor, b
 dt_status train_session_step(train_session *s, train_result *r)
 {
     const train_config *c = s->config;
-    DT_TRY(all_passes(s, (place){s->data, s->position}, false, &r->loss, &r->valid));
+    DT_TRY(all_passes(s, (train_place){s->data, s->position}, false, &r->loss, &r->valid));
     if (!s->pipe) /* which brings them home itself */
         DT_TRY(dt_module_reduce_grads(s->model));
     DT_TRY(gradient_norm(s, r));
@@ -453,14 +351,14 @@ dt_status train_session_step(train_session *s, train_result *r)
 dt_status train_session_loss(train_session *s, int64_t position, double *loss_out)
 {
     int64_t valid = 0;
-    DT_TRY(all_passes(s, (place){s->data, position}, true, loss_out, &valid));
+    DT_TRY(all_passes(s, (train_place){s->data, position}, true, loss_out, &valid));
     return DT_OK;
 }
 
 dt_status train_session_eval(train_session *s, double *loss_out)
 {
     const train_config *c = s->config;
-    place at = {s->eval_data ? s->eval_data : s->data, 0};
+    train_place at = {s->eval_data ? s->eval_data : s->data, 0};
     const int64_t length = dt_dataset_length(at.data);
     const double wanted = (double)c->eval_steps * (double)(c->global_batch * c->seq_len);
     if (!s->eval_data && wanted < (double)length)
@@ -477,62 +375,13 @@ dt_status train_session_eval(train_session *s, double *loss_out)
     return DT_OK;
 }
 
-dt_status train_session_share(train_session *s, float *values, int64_t n)
-{
-    dt_comm *line = NULL;
-    dt_array sum = {0};
-    dt_work *work = NULL;
-    DT_TRY(dt_mesh_comm_named(s->whole, "pp", 0, &line));
-    if (dt_comm_size(line) == 1)
-        return DT_OK;
-    DT_TRY(dt_array_create(dt_mesh_heap(s->whole), DT_F32, DT_SHAPE(n), DT_TAG_COMM, &sum));
-    const dt_part all = {.in = &sum, .out = &sum};
-    dt_status st = dt_array_write(&sum, values, n);
-    if (st == DT_OK)
-        st = dt_all_reduce(line, 1, &all, DT_REDUCE_SUM, "share", &work);
-    if (st == DT_OK)
-        st = dt_work_wait(&work);
-    if (st == DT_OK)
-        st = dt_array_read(&sum, values, n);
-    dt_array_release(&sum);
-    return st;
-}
-
-static dt_status take_logits(void *arg, int64_t lo, int64_t hi, dt_tensor *y)
-{
-    const pipe_data *d = arg;
-    (void)lo;
-    (void)hi;
-    DT_TRY(dt_tensor_read_f32_sync(y, d->logits));
-    return DT_OK;
-}
-
-static dt_status pipe_logits(train_session *s, place at, int64_t n, float *logits)
-{
-    pipe_data data = {s, at, logits};
-    double none = 0;
-    const int64_t count = n * s->config->seq_len * s->facts.vocab;
-    memset(logits, 0, (size_t)count * sizeof *logits);
-    const dt_pipeline_pass pass = {.samples = n,
-                                   .at_once = n,
-                                   .seq_len = s->config->seq_len,
-                                   .tape = {.no_grad = true, .no_dropout = true},
-                                   .no_targets = true,
-                                   .read = pipe_samples,
-                                   .output = take_logits,
-                                   .arg = &data};
-    DT_TRY(dt_pipeline_run(s->pipe, &pass, &none));
-    DT_TRY(train_session_share(s, logits, count));
-    return DT_OK;
-}
-
 dt_status train_session_logits(train_session *s, int64_t position, int64_t n, float *logits)
 {
-    micro m = {0};
+    train_micro m = {0};
     if (s->pipe)
-        return pipe_logits(s, (place){s->data, position}, n, logits);
+        return train_pipeline_logits(s, (train_place){s->data, position}, n, logits);
     dt_tape_reset(s->tape, &(dt_tape_options){.no_grad = true, .no_dropout = true});
-    dt_status st = read_samples(s, (place){s->data, position}, 0, n, &m);
+    dt_status st = train_session_read(s, (train_place){s->data, position}, 0, n, &m);
     if (st == DT_OK) {
         const dt_values in = {.n = 1, .value = {m.ids}};
         const dt_values out = dt_module_call(s->model, s->tape, &in);
@@ -540,7 +389,7 @@ dt_status train_session_logits(train_session *s, int64_t position, int64_t n, fl
         if (st == DT_OK)
             st = dt_tensor_read_f32_sync(out.value[0], logits);
     }
-    micro_release(&m);
+    train_micro_release(&m);
     dt_tape_reset(s->tape, NULL);
     return st;
 }

@@ -1,6 +1,6 @@
 /* models/decoder.c - the frame that Llama and GPT-2 share: embedding, blocks, norm, head with
- * loss. Of a pipeline stage some are missing: the first one has the embedding, the last one norm and
- * head; between them go hidden states. */
+ * loss. Of a pipeline stage some are missing: the first one has the embedding, the last one norm
+ * and head; between them go hidden states. */
 #include "models/dt_models.h"
 #include "models/models_internal.h"
 

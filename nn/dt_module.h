@@ -93,8 +93,8 @@ typedef struct dt_chain {
 
 typedef enum dt_take { DT_TAKE_NOT, DT_TAKE_WHOLE, DT_TAKE_INSIDE } dt_take;
 typedef dt_take (*dt_module_taker)(const dt_module *m, void *arg);
-/* dt_module_extract - a new tree with the names of m's. Modules below m that `take` wants whole move
- * into it; those of which it wants the inside are made again, empty. A forward must bear with
+/* dt_module_extract - a new tree with the names of m's. Modules below m that `take` wants whole
+ * move into it; those of which it wants the inside are made again, empty. A forward must bear with
  * children that are missing. Errors: DT_ERR_STATE for an inside with parameters or hooks; then what
  * was moved is lost. */
 DT_NODISCARD dt_status dt_module_extract(dt_module *m, dt_module_taker take, void *arg,

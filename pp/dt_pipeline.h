@@ -41,8 +41,8 @@ DT_NODISCARD dt_status dt_pipeline_split(dt_module **model, dt_mesh *mesh, const
                                          dt_pipeline **pipeline_out);
 void dt_pipeline_destroy(dt_pipeline **pipeline); /* with its stages; accepts NULL inside */
 
-/* The mesh of a stage; this rank's stages, in order of their numbers; and all of them as one module,
- * for materialize, load, gradients and the optimizer. */
+/* The mesh of a stage; this rank's stages, in order of their numbers; and all of them as one
+ * module, for materialize, load, gradients and the optimizer. */
 dt_mesh *dt_pipeline_mesh(const dt_pipeline *p);
 int dt_pipeline_nstages(const dt_pipeline *p);
 dt_module *dt_pipeline_stage(dt_pipeline *p, int i);

@@ -50,3 +50,5 @@ struct dt_pipeline {
 
 /* Add the gradients of tied parameters, on both stages. Collective: between the two ranks. */
 dt_status dti_pp_reduce_ties(dt_pipeline *p);
+/* Forget all microbatches. After a failure nobody may wait: calls in flight go with the world. */
+void dti_pp_abandon(dt_pipeline *p);

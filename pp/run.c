@@ -349,8 +349,7 @@ static dt_status finish_sends(dt_pipeline *p)
     return DT_OK;
 }
 
-/* After a failure nobody may wait: calls in flight go with the world. */
-static void abandon(dt_pipeline *p)
+void dti_pp_abandon(dt_pipeline *p)
 {
     for (int i = 0; i < p->nstages; i++) {
         dti_stage *s = &p->stage[i];
@@ -381,32 +380,9 @@ dt_status dt_pipeline_run(dt_pipeline *p, const dt_pipeline_pass *pass, double *
     if (st == DT_OK)
         st = finish_sends(p);
     if (st != DT_OK) {
-        abandon(p);
+        dti_pp_abandon(p);
         return dt_error_push(st, __FILE__, __LINE__, __func__);
     }
     *loss_out = loss;
     return DT_OK;
-}
-
-void dt_pipeline_destroy(dt_pipeline **pipeline)
-{
-    dt_pipeline *p = *pipeline;
-    if (!p)
-        return;
-    if (p->stage)
-        abandon(p);
-    for (int i = 0; p->stage && i < p->nstages; i++)
-        free(p->stage[i].cell);
-    for (int64_t i = 0; i < p->nspare; i++)
-        dt_tape_destroy(&p->spare[i]);
-    for (int t = 0; t < p->nties; t++)
-        free(p->tie[t].name);
-    dt_module_destroy(&p->bundle);
-    dt_pp_schedule_destroy(&p->lowered);
-    free(p->stage);
-    free(p->spare);
-    free(p->owner);
-    free(p->boundary);
-    free(p);
-    *pipeline = NULL;
 }

@@ -254,6 +254,29 @@ dt_status dt_pipeline_split(dt_module **model, dt_mesh *mesh, const char *axis,
     return DT_OK;
 }
 
+void dt_pipeline_destroy(dt_pipeline **pipeline)
+{
+    dt_pipeline *p = *pipeline;
+    if (!p)
+        return;
+    if (p->stage)
+        dti_pp_abandon(p);
+    for (int i = 0; p->stage && i < p->nstages; i++)
+        free(p->stage[i].cell);
+    for (int64_t i = 0; i < p->nspare; i++)
+        dt_tape_destroy(&p->spare[i]);
+    for (int t = 0; t < p->nties; t++)
+        free(p->tie[t].name);
+    dt_module_destroy(&p->bundle);
+    dt_pp_schedule_destroy(&p->lowered);
+    free(p->stage);
+    free(p->spare);
+    free(p->owner);
+    free(p->boundary);
+    free(p);
+    *pipeline = NULL;
+}
+
 /* ---- looking ---- */
 
 dt_mesh *dt_pipeline_mesh(const dt_pipeline *p)

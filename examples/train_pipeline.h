@@ -1,0 +1,30 @@
+/* examples/train_pipeline.h - what train_session.c and train_pipeline.c share. */
+#pragma once
+
+#include "examples/train_session.h"
+
+/* A global batch: where its first token is. */
+typedef struct train_place {
+    const dt_dataset *data;
+    int64_t position;
+} train_place;
+
+/* Samples [lo, hi) of a batch as tensors; each rank reads only its own. */
+typedef struct train_micro {
+    dt_tensor *ids, *targets;
+    dt_tensor *logits_or_loss;
+} train_micro;
+
+dt_status train_session_read(train_session *s, train_place at, int64_t lo, int64_t hi,
+                             train_micro *m);
+void train_micro_release(train_micro *m);
+
+/* Samples of one microbatch: micro_batch for every data-parallel rank, or all. */
+int64_t train_microbatch(const train_config *c);
+
+/* Cut the model into stages; s->model becomes those of this rank. tp: names of its axes. */
+dt_status train_pipeline_cut(train_session *s, const char *tp, const char *batch_layout);
+/* All microbatches; adds this rank's terms of the loss. */
+dt_status train_pipeline_passes(train_session *s, train_place at, bool no_grad, double *loss);
+/* Of n samples, on every rank. */
+dt_status train_pipeline_logits(train_session *s, train_place at, int64_t n, float *logits);
