@@ -58,6 +58,8 @@ static const law_case plain[] = {
 
 /* With other kinds of parallelism. */
 static const law_case mixed[] = {
+    LLAMA(.ranks = 4, .pp = 2, .micro_batch = 1, .dropout = 0.1, .schedule = "zbv"),
+    GPT2(.ranks = 3, .pp = 3, .micro_batch = 2, .dropout = 0.1),
     LLAMA(.ranks = 4, .pp = 2, .micro_batch = 1),
     LLAMA(.ranks = 6, .pp = 2, .schedule = "gpipe", .micro_batch = 1), /* 3 x 1, 3 x 1, 2 */
     LLAMA(.ranks = 4, .pp = 2, .dp_shard = 2, .micro_batch = 1),
@@ -108,7 +110,11 @@ static void check(law_case c)
     law_run one = {0}, many = {0};
     c.steps = 3;
     c.eps = LAW_SMOOTH_EPS;
-    ck_ok(law_train(&(law_case){.golden = c.golden, .ranks = 1, .steps = 3, .eps = LAW_SMOOTH_EPS},
+    ck_ok(law_train(&(law_case){.golden = c.golden,
+                                .ranks = 1,
+                                .steps = 3,
+                                .eps = LAW_SMOOTH_EPS,
+                                .dropout = c.dropout},
                     &one));
     ck_ok(law_train(&c, &many));
     law_check_same(&many, &one, 3);
