@@ -64,6 +64,11 @@ line=$(OMP_NUM_THREADS=7 "$launcher" -n 2 sh)
 check "the user's threads" "threads=7 "
 line=$(FALSE_STATUS=41 "$launcher" -n 2 sh >/dev/null; echo "status=$?")
 check "exit status" "status=41"
+line=$(FALSE_STATUS=137 "$launcher" -n 2 sh 2>&1 >/dev/null; echo "status=$?")
+check "a killed rank" "a rank was killed by signal 9 (status 137)"
+check "a killed rank" "status=137"
+line=$(FALSE_STATUS=1 "$launcher" -n 2 sh 2>&1 >/dev/null)
+check "a failed rank speaks for itself" "!tools/mpirun"
 line=$("$launcher" prog 2>&1; echo "status=$?")
 check "usage" "usage: tools/mpirun -n N PROGRAM"
 check "usage" "status=2"
