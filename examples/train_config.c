@@ -134,6 +134,19 @@ static dt_status check_built(const dt_options *o)
     return DT_OK;
 }
 
+/* The optimizer takes 0 for its defaults; who writes 0 means something else. */
+static dt_status check_adamw(const dt_adamw_options *o)
+{
+    const struct {
+        const char *key;
+        double value;
+    } above[] = {{"optim.beta1", o->beta1}, {"optim.beta2", o->beta2}, {"optim.eps", o->eps}};
+    for (int i = 0; i < DT_COUNT(above); i++)
+        DT_REQUIRE(above[i].value > 0, DT_ERR_ARG, "%s: 0 is not legal; legal: above 0",
+                   above[i].key);
+    return DT_OK;
+}
+
 /* Values that only make sense together. */
 static dt_status check_together(const train_config *c)
 {
@@ -217,6 +230,7 @@ static dt_status fill(const dt_options *o, train_config *c)
     c->log_plot = dt_options_string(o, "log.plot");
     c->log_trace = dt_options_string(o, "log.trace");
     c->peak_flops = dt_options_float(o, "log.peak_flops");
+    DT_TRY(check_adamw(&c->adamw));
     return check_together(c);
 }
 

@@ -43,6 +43,8 @@ bad("zero steps", BASE + ["--train.steps=0"], "train.steps", "at least 1")
 bad("zero length", BASE + ["--train.seq_len=0"], "train.seq_len", "at least 1")
 bad("negative batch", BASE + ["--train.global_batch=-1"], "train.global_batch", "at least 1")
 bad("beta of one", BASE + ["--optim.beta1=1"], "beta1")
+for key in ["optim.beta1", "optim.beta2", "optim.eps"]:
+    bad(key + " of zero", BASE + ["--%s=0" % key], key, "legal: above 0", ways=["one"])
 bad("too large a batch", BASE + ["--train.global_batch=4611686018427387904"], "train.global_batch")
 bad("no model", DATA, "model.config is missing", "--help")
 bad("a model for a configuration", [suite.write("m.json", {"model_type": "llama", "hidden_size": 8})] + BASE,
