@@ -140,8 +140,10 @@ static dt_status write_json(const train_config *c, train_session *s, train_repor
     return st;
 }
 
-/* A line that is written over until it is one of those to keep. */
-static void print_step(const train_config *c, const dt_metrics *m, train_report *r)
+/* A line that is written over until it is one of those to keep. skipped_for: the loss scale that a
+ * skipped step left; 0: it was not skipped. */
+static void print_step(const train_config *c, const dt_metrics *m, double skipped_for,
+                       train_report *r)
 {
     char line[DT_METRICS_LINE];
     const char *terminal = getenv("TERM");
@@ -152,6 +154,9 @@ static void print_step(const train_config *c, const dt_metrics *m, train_report 
     const int columns = size.ws_col > 1 ? size.ws_col - 1 : 0;
     const bool keep =
         m->step % c->log_every == 0 || m->step == c->steps || m->step == 1 || m->evaluated;
+    if (skipped_for > 0)
+        (void)printf("%sstep %lld was skipped: a gradient overflowed; the loss scale is now %g\n",
+                     live ? "\r\033[K" : "", (long long)m->step, skipped_for);
     if (live || keep)
         (void)printf("%s%s%s", live ? "\r\033[K" : "",
                      dt_metrics_line(m, columns, line, sizeof line), keep ? "\n" : "");
@@ -188,7 +193,7 @@ dt_status train_report_step(const train_config *c, train_session *s, const train
     r->loss[r->points++] = result->loss;
     const dt_status st = r->json ? write_json(c, s, r, &m) : DT_OK;
     if (r->writes)
-        print_step(c, &m, r);
+        print_step(c, &m, result->skipped ? s->scaler.scale : 0, r);
     DT_TRY(dt_world_agree_sync(s->world, st)); /* a full disk ends all ranks */
     return DT_OK;
 }

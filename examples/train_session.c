@@ -337,6 +337,7 @@ dt_status train_session_step(train_session *s, train_result *r)
     double unscale = 1;
     bool apply = true;
     DT_TRY(undo_scale(s, r, &unscale, &apply));
+    r->skipped = !apply;
     r->lr = dt_schedule_lr(&c->schedule, s->step);
     r->tokens = c->global_batch * c->seq_len;
     if (r->valid > 0 && apply)

@@ -40,6 +40,7 @@ typedef struct train_session {
 typedef struct train_result {
     double loss, grad_norm, lr; /* loss before the update, norm before clipping */
     int64_t tokens, valid;
+    bool skipped; /* no update: gradients overflowed in f16, the loss scale is now half */
     double *param_grad_norm; /* one for each of train_session.param; NULL if not wanted */
 } train_result;
 

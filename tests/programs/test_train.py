@@ -116,6 +116,14 @@ suite.check(status == 0 and err == "" and out.startswith("It was") and len(out) 
 suite.equal(run([SAMPLE, suite.path("model"), "--prompt=It was", "--tokens=40", "--seed=3"])[1], out, "sample by its seed")
 suite.check(run([SAMPLE, suite.path("model"), "--prompt=It was", "--tokens=40", "--seed=4"])[1] != out, "another seed")
 
+# ---- skipped steps ----
+# Weights of this size make gradients that 2^16 times as large are past f16.
+log, out = train(["--model.config=" + suite.write("wild.json", dict(CONFIG, initializer_range=3))] + BASE[1:] + ["--dtype.param=f16"])
+skipped = [s["step"] for s in log if s["grad_norm"] is None]
+told = re.findall(r"^step (\d+) was skipped: .*; the loss scale is now (\d+)$", out, re.M)
+suite.check(1 in skipped, "f16 skips the first step: %r" % skipped)
+suite.equal(told, [(str(step), str(2 ** (15 - i))) for i, step in enumerate(skipped)], "skipped steps are told")
+
 # ---- samples ----
 # A model without layers is a Markov chain: embedding rows are unit vectors, which RMSNorm doubles in 4 dims, so head rows of
 # half the log-probabilities give the chain a -> b (3/4) or a (1/4), b -> c, c -> a.
