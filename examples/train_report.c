@@ -45,12 +45,29 @@ static dt_status try_folder(const char *key, const char *path)
     return st;
 }
 
+/* By device and inode, whatever the names; devices such as /dev/null have nothing to lose. */
+static bool same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+    return a && b && stat(a, &x) == 0 && stat(b, &y) == 0 && S_ISREG(x.st_mode) &&
+           x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 static dt_status try_all(const train_config *c)
 {
     const struct {
         const char *key, *path;
-    } file[] = {{"log.json", c->log_json}, {"log.plot", c->log_plot}, {"log.trace", c->log_trace}};
-    for (int i = 0; i < DT_COUNT(file); i++)
+    } file[] = {{"log.json", c->log_json},         {"log.plot", c->log_plot},
+                {"log.trace", c->log_trace},       {"data.path", c->data_path},
+                {"data.labels", c->data_labels},   {"eval.path", c->eval_path},
+                {"model.config", c->model_config}, {"model.init", c->model_init}};
+    enum { WRITTEN = 3 };
+    for (int i = 0; i < WRITTEN; i++)
+        for (int k = i + 1; k < DT_COUNT(file); k++)
+            DT_REQUIRE(!same_file(file[i].path, file[k].path), DT_ERR_ARG,
+                       "%s=%s is the file of %s, which it would overwrite; give another",
+                       file[i].key, file[i].path, file[k].key);
+    for (int i = 0; i < WRITTEN; i++)
         if (file[i].path)
             DT_TRY(try_file(file[i].key, file[i].path, file[i].path));
     if (c->model_save)

@@ -18,7 +18,7 @@ typedef struct train_report {
 } train_report;
 
 /* Every place that the run will write to, tried before any work is done and left as it was.
- * Errors: DT_ERR_IO. */
+ * Errors: DT_ERR_IO; DT_ERR_ARG where it would overwrite what the run reads. */
 dt_status train_report_check(const train_config *c, dt_world *world);
 dt_status train_report_open(const train_config *c, train_session *s, train_report *r);
 /* After a step; eval_loss NULL: no evaluation followed it. */
