@@ -80,13 +80,14 @@ static const dt_option table[] = {
          "order of microbatches with pp: gpipe, 1f1b, interleaved, zb-h1, zbv ... "
          "(docs/pipeline.md), or "
          "a .csv file"),
-    COUNT0("parallel.stages_per_rank", "0", "stages that a rank of pp has; 0: by schedule"),
+    {"parallel.stages_per_rank", DT_OPTION_INT, "0", "stages that a rank of pp has; 0: by schedule",
+     NULL, 0, MOST_RANKS},
     SWITCH("parallel.reshard_after_forward", "true",
            "free gathered parameters until backward (ZeRO-3); false: keep them (ZeRO-2); with pp, "
            "where "
            "not given: false"),
-    COUNT0("parallel.reshard_size", "0",
-           "keep parts in groups of so many dp_shard ranks until backward; 0: not"),
+    {"parallel.reshard_size", DT_OPTION_INT, "0",
+     "keep parts in groups of so many dp_shard ranks until backward; 0: not", NULL, 0, MOST_RANKS},
     CHOICE("dtype.param", "f32", "f32|bf16|f16",
            "type of parameters in use; the optimizer's stay f32; f16: with a loss scale"),
     CHOICE("dtype.reduce", "f32", "f32|bf16", "type in which gradients are summed over ranks"),

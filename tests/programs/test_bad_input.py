@@ -54,6 +54,8 @@ bad("no data", MODEL, "data.path is missing")
 bad("ranks", BASE + ["--parallel.dp_replicate=2"], "parallel.dp_replicate 2", "there is 1 rank;",
     "or start 2 ranks: --ranks=2, or tools/mpirun -n 2", ways=["one"])
 bad("a degree too many", BASE + ["--parallel.tp=2"], "parallel.dp_replicate 3", "tp 2", "3 ranks", ways=SEVERAL)
+for key in ["parallel.reshard_size", "parallel.stages_per_rank"]:
+    bad(key + " past an int", BASE + ["--%s=4294967298" % key], key, "from 0 to 16384", ways=["one"])
 bad("no degree", BASE + ["--parallel.tp=0"], "parallel.tp", "from 1 to")
 if HAS_MPI:
     bad("threads of processes", BASE + ["--ranks=3"], "ranks=3", "leave one out", ways=["mpi"])
@@ -165,6 +167,11 @@ for key in ["log.json", "log.plot", "log.trace", "model.save"]:
     bad(key + " below a file", BASE + ["--%s=%s" % (key, below)], "%s=%s" % (key, below), "Not a directory", outputs=False)
 bad("save below nothing", BASE + ["--model.save=" + suite.path("no", "x")], "model.save=", "No such file", outputs=False)
 bad("save in /proc", BASE + ["--model.save=/proc/x"], "model.save=/proc/x", outputs=False)
+for key in ["log.json", "log.plot", "log.trace"]:
+    for read, path in [("data.path", text), ("model.config", config)]:
+        os.symlink(path, suite.path(key + read))
+        bad("%s over %s" % (key, read), BASE + ["--%s=%s" % (key, suite.path(key + read))], key, "is the file of " + read,
+            ways=WAYS if key == "log.json" else ["one"], outputs=False)
 bad("full disk", BASE + ["--log.json=/dev/full"], "/dev/full", "No space left", outputs=False)
 for n in [1, 30, 200]:
     bad("allocation %d" % n, BASE, "allocation %d" % n, "out of memory", env={"DT_FAULT": "alloc:%d" % n})
