@@ -5,13 +5,36 @@
 
 #include <string.h>
 
-/* A whole number >= min. */
+/* Of a number, and of the elements of a tensor. With so many layers, the bytes of all tensors of a
+ * model are still an int64_t. */
+static const int64_t most = (int64_t)1 << 40, most_layers = 1 << 16;
+
+/* A whole number >= min, <= most. */
 static dt_status count(const json_t *j, const char *path, const char *key, const int64_t *fallback,
                        int64_t min, int64_t *out)
 {
     DT_TRY(dt_json_int(j, path, key, fallback, out));
-    DT_REQUIRE(*out >= min, DT_ERR_FORMAT, "%s: %s is %lld; legal: %lld and more", path, key,
-               (long long)*out, (long long)min);
+    DT_REQUIRE(*out >= min && *out <= most, DT_ERR_FORMAT, "%s: %s is %lld; legal: %lld to %lld",
+               path, key, (long long)*out, (long long)min, (long long)most);
+    return DT_OK;
+}
+
+/* A tensor of a x b x c elements, named by the fields that size it. */
+typedef struct tensor_size {
+    const char *fields;
+    int64_t a, b, c;
+} tensor_size;
+
+static dt_status check_sizes(const char *path, int64_t layers, int n, const tensor_size *tensor)
+{
+    DT_REQUIRE(layers <= most_layers, DT_ERR_FORMAT, "%s: %lld layers; legal: 0 to %lld", path,
+               (long long)layers, (long long)most_layers);
+    for (int i = 0; i < n; i++) {
+        const tensor_size *t = &tensor[i];
+        DT_REQUIRE(t->a <= most / t->b && t->a * t->b <= most / t->c, DT_ERR_FORMAT,
+                   "%s: %s is a tensor of %lld x %lld x %lld elements; legal: up to %lld", path,
+                   t->fields, (long long)t->a, (long long)t->b, (long long)t->c, (long long)most);
+    }
     return DT_OK;
 }
 
@@ -58,6 +81,15 @@ static dt_status llama(const json_t *j, const char *path, dt_module **model_out,
     *facts = (dt_model_facts){
         "LlamaForCausalLM",    c.vocab_size,          c.hidden_size, c.num_hidden_layers,
         c.num_attention_heads, c.num_key_value_heads, c.head_dim,    c.max_position_embeddings};
+    const tensor_size tensor[] = {
+        {"vocab_size, hidden_size", c.vocab_size, c.hidden_size, 1},
+        {"intermediate_size, hidden_size", c.intermediate_size, c.hidden_size, 1},
+        {"hidden_size, num_attention_heads, head_dim", c.hidden_size, c.num_attention_heads,
+         c.head_dim},
+        {"hidden_size, num_key_value_heads, head_dim", c.hidden_size, c.num_key_value_heads,
+         c.head_dim},
+        {"max_position_embeddings, head_dim", c.max_position_embeddings, c.head_dim, 1}};
+    DT_TRY(check_sizes(path, c.num_hidden_layers, DT_COUNT(tensor), tensor));
     DT_TRY(dt_llama_create(&c, model_out));
     return DT_OK;
 }
@@ -93,6 +125,11 @@ static dt_status gpt2(const json_t *j, const char *path, dt_module **model_out,
     *facts =
         (dt_model_facts){"GPT2LMHeadModel", c.vocab_size,        c.n_embd,     c.n_layer, c.n_head,
                          c.n_head,          c.n_embd / c.n_head, c.n_positions};
+    const tensor_size tensor[] = {{"vocab_size, n_embd", c.vocab_size, c.n_embd, 1},
+                                  {"n_positions, n_embd", c.n_positions, c.n_embd, 1},
+                                  {"n_embd", 3, c.n_embd, c.n_embd},
+                                  {"n_inner, n_embd", c.n_inner, c.n_embd, 1}};
+    DT_TRY(check_sizes(path, c.n_layer, DT_COUNT(tensor), tensor));
     DT_TRY(dt_gpt2_create(&c, model_out));
     return DT_OK;
 }

@@ -313,6 +313,53 @@ START_TEST(defaults_of_gpt2)
 }
 END_TEST
 
+/* ---- numbers too large ---- */
+
+#define TERA 1099511627776
+
+/* Vocabulary, hidden and inner size, layers, positions, size of a head. */
+static const struct {
+    const char *type;
+    int64_t v, n, inner, layers, positions, head;
+    const char *says;
+} too_large[] = {{"llama", INT64_MAX, 24, 20, 2, 33, 6, "vocab_size is 9223372036854775807"},
+                 {"llama", TERA, 24, 20, 2, 33, 6, "vocab_size, hidden_size"},
+                 {"llama", 40, 24, TERA, 2, 33, 6, "intermediate_size, hidden_size"},
+                 {"llama", 40, 24, 20, 2, 33, TERA, "num_attention_heads, head_dim"},
+                 {"llama", 40, 24, 20, 2, TERA, 6, "max_position_embeddings, head_dim"},
+                 {"llama", 40, 24, 20, 65537, 33, 6, "65537 layers"},
+                 {"gpt2", 40, 1048576, 20, 2, 33, 6, "n_embd is a tensor"},
+                 {"gpt2", 40, 24, TERA, 2, 33, 6, "n_inner, n_embd"},
+                 {"gpt2", 40, 24, 20, 2, TERA, 6, "n_positions, n_embd"}};
+
+static dt_status too_large_body(dt_world *world, void *arg)
+{
+    const int i = *(int *)arg;
+    const long long v = too_large[i].v, n = too_large[i].n, inner = too_large[i].inner,
+                    layers = too_large[i].layers, positions = too_large[i].positions;
+    char text[1024];
+    picture file;
+    dt_model_facts facts;
+    (void)snprintf(text, sizeof text,
+                   "{\"model_type\": \"%s\", \"vocab_size\": %lld, \"hidden_size\": %lld, "
+                   "\"n_embd\": %lld, \"intermediate_size\": %lld, \"n_inner\": %lld, "
+                   "\"num_hidden_layers\": %lld, \"n_layer\": %lld, "
+                   "\"max_position_embeddings\": %lld, \"n_positions\": %lld, \"head_dim\": %lld, "
+                   "\"num_attention_heads\": 4, \"n_head\": 4, \"attn_pdrop\": 0}",
+                   too_large[i].type, v, n, n, inner, inner, layers, layers, positions, positions,
+                   (long long)too_large[i].head);
+    const dt_status st = from_text(world, text, &file, &facts);
+    TEST_THAT(st == DT_ERR_FORMAT && strstr(dt_error_trace(), too_large[i].says), "%s: %s",
+              too_large[i].says, dt_error_trace());
+    return DT_OK;
+}
+
+START_TEST(too_large_numbers)
+{
+    test_ranks(1, too_large_body, &_i);
+}
+END_TEST
+
 /* ---- initial values ---- */
 
 /* GPT-2: what adds to the residual stream has 1 / sqrt(2 layers) of the others' deviation. */
@@ -352,6 +399,7 @@ int main(void)
     tcase_add_test(tc, defaults_of_llama);
     tcase_add_test(tc, every_field_of_gpt2);
     tcase_add_test(tc, defaults_of_gpt2);
+    tcase_add_loop_test(tc, too_large_numbers, 0, DT_COUNT(too_large));
     tcase_add_test(tc, deviations);
     suite_add_tcase(suite, tc);
     return test_main(suite);
