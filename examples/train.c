@@ -87,6 +87,7 @@ int main(int argc, char **argv)
     DT_MUST(dt_world_agree_sync(world, train_config_parse(argc, argv, out, &config, &done)));
     if (!done)
         DT_MUST(config.ranks > 0 ? train_threads(world, &config) : train(world, &config));
+    DT_MUST(dt_world_agree_sync(world, out ? train_report_flush() : DT_OK));
     train_config_free(&config);
     dt_world_destroy(&world);
     return EXIT_SUCCESS;

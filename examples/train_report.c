@@ -217,6 +217,13 @@ dt_status train_report_step(const train_config *c, train_session *s, const train
 
 /* ---- the end ---- */
 
+dt_status train_report_flush(void)
+{
+    DT_REQUIRE(fflush(stdout) == 0 && !ferror(stdout), DT_ERR_IO,
+               "standard output could not be written; lines of it are lost");
+    return DT_OK;
+}
+
 static void print_line(void *arg, const char *line)
 {
     (void)arg;

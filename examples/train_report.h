@@ -27,6 +27,8 @@ dt_status train_report_step(const train_config *c, train_session *s, const train
 /* The curve and the trace. */
 dt_status train_report_finish(const train_config *c, train_session *s, train_report *r);
 void train_report_close(train_report *r);
+/* Before the program ends, on the rank that writes. Errors: DT_ERR_IO for output that is lost. */
+dt_status train_report_flush(void);
 
 /* Leave the time since then, in seconds of train_report_now, out of tokens per second. */
 void train_report_skip(train_report *r, double since_s);

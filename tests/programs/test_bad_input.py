@@ -220,6 +220,10 @@ with concurrent.futures.ThreadPoolExecutor(4) as pool:
     for done in pool.map(attempt, enumerate(cases)):
         judge(*done)
 
+for way in ["one", "threads"]:
+    status, _, err = run(["sh", "-c", 'exec "$@" >/dev/full', "sh"] + launch(way, BASE))
+    suite.check(status == 1 and err.count("failed: ") == 1 and "standard output" in err, "full output: %s %s" % (status, err))
+
 # ---- sample ----
 saved = suite.path("good")
 for name, arguments, word in [("no folder", [], "which model"), ("no such folder", [suite.path("none")], "none"),
