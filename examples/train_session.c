@@ -89,7 +89,7 @@ static dt_status lay_out(train_session *s)
         DT_TRY(train_pipeline_cut(s, tp, batch_layout));
     dt_tp_plan plan = dt_model_tp_plan(&s->facts, vocab, c->sp);
     plan.overlap = c->tp_overlap;
-    plan.stage = c->pp > 1;
+    plan.stage = plan.stage || c->pp > 1;
     for (int i = 0; c->tp > 1 && i < nparts(s); i++)
         DT_TRY(dt_parallelize_module(part(s, i), s->mesh, tp, &plan));
     return DT_OK;

@@ -42,6 +42,9 @@ dt_tp_plan dt_llama_tp_plan(dt_tp_vocab vocab, bool sequence)
 
 dt_tp_plan dt_model_tp_plan(const dt_model_facts *facts, dt_tp_vocab vocab, bool sequence)
 {
-    return strcmp(facts->architecture, "GPT2LMHeadModel") == 0 ? dt_gpt2_tp_plan(vocab, sequence)
-                                                               : dt_llama_tp_plan(vocab, sequence);
+    dt_tp_plan plan = strcmp(facts->architecture, "GPT2LMHeadModel") == 0
+                          ? dt_gpt2_tp_plan(vocab, sequence)
+                          : dt_llama_tp_plan(vocab, sequence);
+    plan.stage = facts->layers == 0; /* rows for layers then match nothing */
+    return plan;
 }

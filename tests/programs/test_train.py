@@ -124,6 +124,13 @@ told = re.findall(r"^step (\d+) was skipped: .*; the loss scale is now (\d+)$", 
 suite.check(1 in skipped, "f16 skips the first step: %r" % skipped)
 suite.equal(told, [(str(step), str(2 ** (15 - i))) for i, step in enumerate(skipped)], "skipped steps are told")
 
+# ---- no layers ----
+bare = ["--model.config=" + suite.write("bare.json", dict(CONFIG, num_hidden_layers=0))] + BASE[1:]
+alone, _ = train(bare)
+for sp in ["false", "true"]:
+    split, _ = train(bare + ["--ranks=2", "--parallel.tp=2", "--parallel.sp=" + sp])
+    suite.near(values(split), values(alone), 1e-5, "tp of a model without layers, sp " + sp)
+
 # ---- samples ----
 # A model without layers is a Markov chain: embedding rows are unit vectors, which RMSNorm doubles in 4 dims, so head rows of
 # half the log-probabilities give the chain a -> b (3/4) or a (1/4), b -> c, c -> a.
