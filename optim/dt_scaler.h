@@ -10,8 +10,8 @@
  * The scale is a power of two, so that scaling and its undoing round nothing. It halves when a
  * gradient overflows (that step is skipped) and doubles after `interval` good steps. A plain
  * value: save it with the state.
- * Whether a sum overflows f16 depends on how it is split over ranks: one layout may skip a step that
- * another takes, so that layouts give equal runs in f32 and bf16 only.
+ * Whether a sum overflows f16 depends on how it is split over ranks: one layout may skip a step
+ * that another takes, so that layouts give equal runs in f32 and bf16 only.
  * Source: Micikevicius et al. 2018, "Mixed precision training". */
 #pragma once
 
