@@ -3,6 +3,7 @@
  * return to the system and peers never see bookkeeping. Read next: array/heap.c. */
 #include "array/heap_internal.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -13,7 +14,13 @@ enum { MIN_RESERVE = 64 << 20 };
 /* Shared memory behind a file descriptor that peers can map; MAP_FAILED where refused. */
 static void *map_shared(size_t bytes, int *fd_out)
 {
-    const int fd = memfd_create("dt_heap", MFD_CLOEXEC);
+    const int low = memfd_create("dt_heap", MFD_CLOEXEC);
+    if (low < 0)
+        return MAP_FAILED;
+    /* Never 0 to 2: where a program was started with stdout closed, printing would write into
+     * tensors. */
+    const int fd = fcntl(low, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    close(low);
     if (fd < 0)
         return MAP_FAILED;
     void *base = MAP_FAILED;

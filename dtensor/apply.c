@@ -121,26 +121,6 @@ static dt_status new_output(dti_call *k, dt_dtype dtype, const dt_layout *layout
     return DT_OK;
 }
 
-/* One type for all float operands; and what the op makes of it. */
-static dt_status result_dtype(const dt_op *op, const void *attr, int nin, dt_tensor *const *in,
-                              dt_dtype *out)
-{
-    int first = -1;
-    for (int i = 0; i < nin; i++) {
-        if (!in[i] || !dt_dtype_is_float(in[i]->local.dtype))
-            continue;
-        if (first < 0)
-            first = i;
-        DT_REQUIRE(in[i]->local.dtype == in[first]->local.dtype, DT_ERR_ARG,
-                   "operand %d is %s, operand %d is %s; cast one of them", first,
-                   dt_dtype_name(in[first]->local.dtype), i, dt_dtype_name(in[i]->local.dtype));
-    }
-    *out = in[first < 0 ? 0 : first]->local.dtype;
-    if (op->out_dtype)
-        *out = op->out_dtype(attr, *out);
-    return DT_OK;
-}
-
 void dti_call_release(dti_call *k)
 {
     for (int i = 0; i < k->c.nin; i++) {
@@ -304,7 +284,7 @@ static dt_status run(dti_call *k, const dti_rule *rule, dt_tensor *const *in, dt
     const bool weight_side = grad && k->c.nin == 1 && in[0]->weight_side;
     dt_dtype dtype = DT_F32;
     dti_kept_result *kept = NULL;
-    DT_TRY(result_dtype(op, k->c.attr, k->c.nin, in, &dtype));
+    DT_TRY(dti_result_dtype(op, k->c.attr, k->c.nin, in, &dtype));
     if (op->keep)
         DT_TRY(dti_take(t, op->name, rule->out[0], &kept));
     if (kept)
@@ -344,6 +324,16 @@ void dti_run(dt_tape *t, const dt_op *op, const void *attr, const dti_rule *rule
     }
 }
 
+/* The first operand that is NULL and must not be; -1: none. */
+static int missing(const dt_op *op, int nin, dt_tensor *const *in)
+{
+    for (int i = 0; i < nin; i++) {
+        if (!in[i] && !(op->optional >> i & 1))
+            return i;
+    }
+    return nin > 0 ? -1 : 0;
+}
+
 void dt_op_apply_n(dt_tape *t, const dt_op *op, const void *attr, int nin, dt_tensor *const *in,
                    int nout, dt_tensor **out)
 {
@@ -351,9 +341,12 @@ void dt_op_apply_n(dt_tape *t, const dt_op *op, const void *attr, int nin, dt_te
     dt_status st = DT_OK;
     if (!dti_usable(t, op->name, nin, in))
         st = DT_ERR_STATE; /* recorded by dti_usable */
-    else if (nin > DT_OP_MAX_IN || nout > DT_OP_MAX_OUT || !mesh_of(nin, in))
+    else if (nin > DT_OP_MAX_IN || nout > DT_OP_MAX_OUT)
         st = DT_ERROR(DT_ERR_ARG, "%d operands (1 to %d) and %d results (1 to %d)", nin,
                       DT_OP_MAX_IN, nout, DT_OP_MAX_OUT);
+    else if (missing(op, nin, in) >= 0)
+        st = DT_ERROR(DT_ERR_ARG, "operand %d is NULL; it may not be left out",
+                      missing(op, nin, in));
     else
         st = find_rule(op, attr, mesh_of(nin, in), nin, in, nout, &rule);
     if (st == DT_OK) {

@@ -58,8 +58,9 @@ typedef struct dt_op {
     size_t attr_bytes;
     dt_status (*forward)(dt_op_call *c);
     dt_status (*backward)(dt_op_call *c); /* NULL: no gradients */
-    /* bit i: operand i never has a gradient (ids, positions) */
-    uint32_t no_grad_in;
+    uint32_t no_grad_in; /* bit i: operand i has no gradient and is i32 (ids, positions) */
+    uint32_t optional;   /* bit i: operand i may be NULL: left out */
+    bool any_dtype;      /* false: the operands with gradients are floats, of one type */
     uint32_t saves[DT_OP_MAX_IN];         /* what d(in i) needs: DT_SAVE_IN(j) | DT_SAVE_OUT(j) */
     bool handles_half;                    /* functions take bf16 and f16 arrays as they are */
     /* NULL: dtype of operand 0's (first float) */

@@ -67,8 +67,25 @@ dt_status dti_deliver(dt_tensor *x, dt_local *g)
     return DT_OK;
 }
 
+/* A gradient from outside: of the leaf's mesh, shape and type. */
+static dt_status check_given(const dt_tensor *x, const dt_local *g)
+{
+    DT_REQUIRE(g->layout->grid == x->layout->grid &&
+                   dt_shape_equal(g->layout->shape, x->layout->shape),
+               DT_ERR_SHAPE, "a gradient of another mesh or shape than its tensor's");
+    DT_REQUIRE(g->array.dtype == x->local.dtype, DT_ERR_ARG,
+               "a gradient of type %s for a tensor of %s", dt_dtype_name(g->array.dtype),
+               dt_dtype_name(x->local.dtype));
+    return DT_OK;
+}
+
 dt_status dt_tensor_add_grad(dt_tensor *x, dt_local *g)
 {
+    const dt_status st = check_given(x, g);
+    if (st != DT_OK) {
+        dti_local_release(g);
+        return dt_error_push(st, __FILE__, __LINE__, __func__);
+    }
     DT_TRY(dti_deliver(x, g));
     return DT_OK;
 }

@@ -158,6 +158,7 @@ static dt_status declare(const dt_local_map_options *o, int nin, dt_tensor *cons
     g->op = (dt_op){.name = o->name ? o->name : "local_map",
                     .nin = nin,
                     .nout = o->nout,
+                    .any_dtype = true,
                     .attr_bytes = o->attr_bytes,
                     .forward = o->forward,
                     .backward = o->backward};

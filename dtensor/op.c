@@ -87,3 +87,32 @@ dt_status dt_op_register(const dt_op *op)
         DT_TRY(check_letters(op));
     return DT_OK;
 }
+
+dt_status dti_result_dtype(const dt_op *op, const void *attr, int nin, dt_tensor *const *in,
+                           dt_dtype *out)
+{
+    int first = -1;
+    for (int i = 0; i < nin; i++) {
+        if (!in[i])
+            continue;
+        const dt_dtype dtype = in[i]->local.dtype;
+        if (op->no_grad_in >> i & 1)
+            DT_REQUIRE(dtype == DT_I32, DT_ERR_ARG, "operand %d is %s; it must be i32", i,
+                       dt_dtype_name(dtype));
+        else
+            DT_REQUIRE(op->any_dtype || dt_dtype_is_float(dtype), DT_ERR_ARG,
+                       "operand %d is %s; it must be a float type: cast it", i,
+                       dt_dtype_name(dtype));
+        if (!dt_dtype_is_float(dtype))
+            continue;
+        if (first < 0)
+            first = i;
+        DT_REQUIRE(in[i]->local.dtype == in[first]->local.dtype, DT_ERR_ARG,
+                   "operand %d is %s, operand %d is %s; cast one of them", first,
+                   dt_dtype_name(in[first]->local.dtype), i, dt_dtype_name(in[i]->local.dtype));
+    }
+    *out = in[first < 0 ? 0 : first]->local.dtype;
+    if (op->out_dtype)
+        *out = op->out_dtype(attr, *out);
+    return DT_OK;
+}

@@ -108,6 +108,7 @@ void dt_tape_reset(dt_tape *t, const dt_tape_options *options)
     for (int64_t i = 0; i < t->ntensors; i++) {
         dti_release(&t->tensor[i]->local);
         dti_local_release(&t->tensor[i]->grad);
+        t->tensor[i]->dropped = true; /* a handle that outlived the reset is told so */
     }
     while (t->nframes > 0)
         dt_tape_leave(t);
@@ -292,7 +293,7 @@ bool dti_usable(dt_tape *t, const char *op, int nin, dt_tensor *const *in)
             wrong = x->tape && x->tape != t ? "failed on another tape, which has the error"
                                             : "is the failed tensor, though nothing failed";
         } else if (x->dropped) {
-            wrong = "was dropped: its scope ended, keep it there";
+            wrong = "was dropped: its scope ended or its tape was reset; keep it";
         } else if (x->tape && x->tape != t) {
             wrong = "belongs to another tape";
         } else if (grid && x->layout->grid != grid) {

@@ -147,6 +147,9 @@ typedef struct dti_call {
     dt_array scratch[DTI_MAX_SCRATCH];
     int nscratch;
 } dti_call;
+/* One type for all float operands, i32 for ids; and what the op makes of it. */
+dt_status dti_result_dtype(const dt_op *op, const void *attr, int nin, dt_tensor *const *in,
+                           dt_dtype *out);
 /* Does this op see f32 in place of `dtype`? */
 bool dti_widens(const dt_op *op, dt_dtype dtype);
 /* Set the parts of a call that are read before they are written; the rest of the large struct

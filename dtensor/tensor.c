@@ -18,7 +18,7 @@ dt_mesh *dt_tensor_mesh(const dt_tensor *x)
 
 dt_shape dt_tensor_shape(const dt_tensor *x)
 {
-    return x->layout ? x->layout->shape : (dt_shape){.ndim = 1};
+    return x && x->layout ? x->layout->shape : (dt_shape){.ndim = 1};
 }
 
 dt_dtype dt_tensor_dtype(const dt_tensor *x)

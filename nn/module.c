@@ -88,6 +88,8 @@ static dt_status make_room(dt_module *m, int64_t n)
 dt_status dt_module_add(dt_module *m, const char *name, dt_module *child)
 {
     DT_REQUIRE(!child->parent, DT_ERR_ARG, "module '%s' has a parent already", name);
+    for (const dt_module *above = m; above; above = above->parent)
+        DT_REQUIRE(above != child, DT_ERR_ARG, "module '%s' cannot be below itself", name);
     DT_REQUIRE(*name && !strchr(name, '.'), DT_ERR_ARG,
                "a child named '%s': a name has letters and no dot, which paths put between names",
                name);

@@ -196,18 +196,19 @@ static dt_status backward(dt_op_call *c)
 
 #define EVERYTHING (((1u << NIN) - 1) | DT_SAVE_OUT(0))
 
-const dt_op dt_op_attention = {.name = "attention",
-                               .infer = infer,
-                               .linear = 1u << V,
-                               .nin = NIN,
-                               .nout = 1,
-                               .attr_bytes = sizeof(attributes),
-                               .forward = forward,
-                               .backward = backward,
-                               .no_grad_in = 1u << Q_POSITIONS | 1u << K_POSITIONS |
-                                             1u << Q_DOCUMENTS | 1u << K_DOCUMENTS,
-                               .saves = {EVERYTHING, EVERYTHING, EVERYTHING},
-                               .keep = true};
+const dt_op dt_op_attention = {
+    .name = "attention",
+    .infer = infer,
+    .linear = 1u << V,
+    .nin = NIN,
+    .nout = 1,
+    .attr_bytes = sizeof(attributes),
+    .optional = 1u << Q_POSITIONS | 1u << K_POSITIONS | 1u << Q_DOCUMENTS | 1u << K_DOCUMENTS,
+    .forward = forward,
+    .backward = backward,
+    .no_grad_in = 1u << Q_POSITIONS | 1u << K_POSITIONS | 1u << Q_DOCUMENTS | 1u << K_DOCUMENTS,
+    .saves = {EVERYTHING, EVERYTHING, EVERYTHING},
+    .keep = true};
 
 dt_tensor *(dt_attention)(dt_tape *t, dt_tensor *q, dt_tensor *k, dt_tensor *v,
                           const dt_attention_options *options)

@@ -24,6 +24,10 @@ static dt_status infer(dt_rule *r)
 
 static dt_status forward(dt_op_call *c)
 {
+    for (int k = 1; k < c->nin; k++)
+        DT_REQUIRE(c->in[k].dtype == c->in[0].dtype, DT_ERR_ARG,
+                   "operand %d is %s, operand 0 is %s", k, dt_dtype_name(c->in[k].dtype),
+                   dt_dtype_name(c->in[0].dtype));
     const int dim = *(const int *)c->attr;
     const int64_t zero[DT_MAX_DIMS] = {0};
     int64_t at[DT_MAX_DIMS] = {0};
@@ -54,6 +58,7 @@ const dt_op dt_op_concat = {.name = "concat",
                             .infer = infer,
                             .key = key,
                             .attr_bytes = sizeof(int),
+                            .any_dtype = true,
                             .forward = forward,
                             .backward = backward,
                             .handles_half = true};

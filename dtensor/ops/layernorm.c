@@ -59,6 +59,7 @@ const dt_op dt_op_layernorm = {
     .nin = 3,
     .nout = 1,
     .attr_bytes = sizeof(attributes),
+    .optional = 1u << 2,
     .forward = forward,
     .backward = backward,
     .saves = {DT_SAVE_IN(0) | DT_SAVE_IN(1), DT_SAVE_IN(0), DT_SAVE_IN(0)}};

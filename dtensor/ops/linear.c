@@ -146,6 +146,7 @@ const dt_op dt_op_linear = {.name = "linear",
                             .nout = 1,
                             .rule = "...k,nk+n->...n",
                             .linear = 7,
+                            .optional = 1u << 2,
                             .forward = forward,
                             .backward = backward,
                             .saves = {DT_SAVE_IN(1), DT_SAVE_IN(0)},
@@ -157,11 +158,12 @@ const dt_op dt_op_linear_in_out = {.name = "linear_in_out",
                                    .nout = 1,
                                    .linear = 7,
                                    .infer = infer_in_out,
+                                   .optional = 1u << 2,
                                    .forward = forward,
                                    .backward = backward,
                                    .saves = {DT_SAVE_IN(1), DT_SAVE_IN(0)},
                                    .keep = true,
-                            .handles_half = true};
+                                   .handles_half = true};
 
 dt_tensor *(dt_linear)(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *b)
 {

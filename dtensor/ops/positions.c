@@ -49,6 +49,7 @@ const dt_op dt_op_positions = {.name = "positions",
                                .infer = infer,
                                .key = key,
                                .attr_bytes = sizeof(attr),
+                               .any_dtype = true,
                                .forward = forward,
                                .out_dtype = out_dtype};
 

@@ -157,6 +157,7 @@ const dt_op dt_op_rearrange = {.name = "rearrange",
                                .infer = infer,
                                .key = key,
                                .attr_bytes = sizeof(dti_pattern),
+                               .any_dtype = true,
                                .forward = forward,
                                .backward = backward,
                                .handles_half = true};

@@ -72,6 +72,7 @@ const dt_op dt_op_split = {.name = "split",
                            .infer = infer,
                            .key = key,
                            .attr_bytes = sizeof(split_attr),
+                           .any_dtype = true,
                            .forward = forward,
                            .backward = backward,
                            .handles_half = true};

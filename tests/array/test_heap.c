@@ -3,6 +3,7 @@
 #include "tests/harness.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -88,6 +89,23 @@ static void check_against_model(dt_device_kind kind)
 START_TEST(test_counts_are_exact)
 {
     check_against_model(DT_CPU);
+}
+END_TEST
+
+/* A program started with stdout closed must not print into its tensors. */
+START_TEST(test_its_file_is_no_standard_stream)
+{
+    const int saved = dup(STDOUT_FILENO);
+    (void)fflush(stdout);
+    (void)close(STDOUT_FILENO);
+    dt_heap *heap = new_heap(DT_CPU, 0, 0);
+    const int fd = dt_heap_get_map(heap).fd;
+    (void)dup2(saved, STDOUT_FILENO);
+    (void)close(saved);
+    ck_assert_int_ne(fd, STDIN_FILENO);
+    ck_assert_int_ne(fd, STDOUT_FILENO);
+    ck_assert_int_ne(fd, STDERR_FILENO);
+    dt_heap_destroy(&heap);
 }
 END_TEST
 
@@ -338,6 +356,7 @@ int main(void)
     tcase_set_timeout(tc, 100);
     suite_add_tcase(suite, tc);
     tcase_add_test(tc, test_counts_are_exact);
+    tcase_add_test(tc, test_its_file_is_no_standard_stream);
     tcase_add_test(tc, test_meta_counts_the_same);
     tcase_add_test(tc, test_small_blocks_are_reused);
     tcase_add_test(tc, test_large_blocks_split_and_coalesce);
