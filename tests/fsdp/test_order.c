@@ -313,8 +313,8 @@ static int64_t find(const net *n, int64_t from, const char *kind, const char *na
 }
 
 /* That of the next block begins before this block's compute, and is waited for after it; block 1's
- * reduction begins before block 0's backward and is waited for after it. The order of issue and wait
- * is what the host decides; how long calls take is not asserted. */
+ * reduction begins before block 0's backward and is waited for after it. The order of issue and
+ * wait is what the host decides; how long calls take is not asserted. */
 static dt_status overlapped(net *n, int step)
 {
     dt_tensor *loss = NULL;
