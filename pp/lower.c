@@ -139,6 +139,19 @@ static int next_rank(const dt_pp_schedule *s, const dt_pp_timeline *t, const int
     return best;
 }
 
+/* Rank `r`'s next action, with those paired to it; what they send goes into its outbox. */
+static dt_status take(const dt_pp_schedule *s, const int *owner, int r, int64_t *at, outbox *box,
+                      dt_pp_schedule *out)
+{
+    for (bool more = true; more; (*at)++) {
+        const dt_pp_action a = s->row[r].action[*at];
+        DT_TRY(dti_pp_push(&out->row[r], a));
+        post(s, owner, r, a, box);
+        more = a.paired;
+    }
+    return DT_OK;
+}
+
 /* Copy all rows in order of time, with messages. Every action is needed by another only at or after
  * its end, when its send has been put into both rows. */
 static dt_status add_messages(const dt_pp_schedule *s, const dt_pp_timeline *t, const int *owner,
@@ -152,12 +165,7 @@ static dt_status add_messages(const dt_pp_schedule *s, const dt_pp_timeline *t, 
     for (int r; st == DT_OK && (r = next_rank(s, t, at)) >= 0;) {
         DT_TRY_TO(done, st, flush(s, owner, boxes, t->lane[r].start[at[r]], out));
         boxes[r].at = t->lane[r].end[at[r]];
-        for (bool more = true; more; at[r]++) {
-            const dt_pp_action a = s->row[r].action[at[r]];
-            DT_TRY_TO(done, st, dti_pp_push(&out->row[r], a));
-            post(s, owner, r, a, &boxes[r]);
-            more = a.paired;
-        }
+        DT_TRY_TO(done, st, take(s, owner, r, &at[r], &boxes[r], out));
     }
 done:
     free(at);
