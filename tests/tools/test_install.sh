@@ -1,5 +1,5 @@
 #!/bin/sh
-# tests/tools/test_install.sh - installs the library into a new folder and compiles the step in README.md
+# tests/tools/test_install.sh - installs the library into a new folder and compiles the first step in README.md
 # as a user would, with pkg-config; on 4 ranks it prints what it prints on 1, and the loss falls.
 # Arguments: source root, build root, the compiler and its flags.
 set -u
@@ -19,7 +19,7 @@ pc=$(find "$folder" -name dtensor.pc)
 prefix=$folder$(sed -n 's/^prefix=//p' "$pc")
 flags() { PKG_CONFIG_PATH=$(dirname "$pc") pkg-config --define-variable=prefix="$prefix" "$@" dtensor; }
 
-sed -n '/^```c$/,/^```$/p' README.md | sed '/^```/d' >"$folder/program.c"
+sed -n '/^```c$/,/^```$/p' README.md | sed '/^```$/q' | sed '/^```/d' >"$folder/program.c"
 cat tests/tools/readme_main.inc >>"$folder/program.c"
 # shellcheck disable=SC2046
 "$@" -std=c11 -Wall -Werror $(flags --cflags) -o "$folder/program" "$folder/program.c" $(flags --libs) 2>&1 ||
