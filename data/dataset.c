@@ -1,30 +1,19 @@
-/* data/dataset.c - see data/dt_data.h. Files are mapped read-only, so opening costs nothing and
- * ranks of one machine share the pages. */
-#include "data/dt_data.h"
+/* data/dataset.c - see data/dt_data.h. Read next: data/source.c, data/blend.c. */
+#include "data/data_internal.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
-
-enum { HEADER_BYTES = 1024, MAGIC = 20240520, VERSION = 1 };
-
-typedef struct map {
-    const unsigned char *bytes;
-    size_t size_bytes;
-} map;
 
 struct dt_dataset {
     char *path, *labels_path;
-    dt_data_format format;
-    int64_t vocab, length;
-    map file, labels_file;
-    const void *tokens;    /* in file: uint8_t (text) or uint16_t (tokens), [length] */
-    const int32_t *labels; /* in labels_file, [>= length - 1]; NULL: none */
+    dt_dataset_options options; /* its strings are the caller's, and not used after opening */
+    dti_source *source;
+    int64_t nsources, capacity;
+    dti_blend *blend; /* NULL: one source */
+    dti_map labels_file;
+    const int32_t *labels; /* in labels_file; NULL: none */
 };
 
 static const struct {
@@ -49,108 +38,88 @@ dt_status dt_data_format_parse(const char *text, dt_data_format *format_out)
 
 /* ---- opening ---- */
 
-static dt_status map_open(const char *path, map *map_out)
-{
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    DT_REQUIRE(fd >= 0, DT_ERR_IO, "%s: %s", path, strerror(errno));
-    struct stat info;
-    dt_status st = DT_OK;
-    void *bytes = NULL;
-    if (fstat(fd, &info) != 0)
-        st = DT_ERROR(DT_ERR_IO, "%s: %s", path, strerror(errno));
-    else if (!S_ISREG(info.st_mode))
-        st = DT_ERROR(DT_ERR_IO, "%s: must be a regular file", path);
-    else if (info.st_size == 0)
-        st = DT_ERROR(DT_ERR_FORMAT, "%s: the file is empty", path);
-    else
-        bytes = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (bytes == MAP_FAILED)
-        st = DT_ERROR(DT_ERR_IO, "%s: %s", path, strerror(errno));
-    (void)close(fd);
-    if (st == DT_OK)
-        *map_out = (map){bytes, (size_t)info.st_size};
-    return st;
-}
-
-static void map_close(map *m)
-{
-    if (m->bytes)
-        (void)munmap((void *)m->bytes, m->size_bytes);
-    *m = (map){0};
-}
-
-static bool ends_in(const char *path, const char *end)
-{
-    const size_t n = strlen(path), m = strlen(end);
-    return n >= m && strcmp(path + n - m, end) == 0;
-}
-
-/* A name that says tokens must not be read as text because its magic number is wrong. */
-static dt_data_format detect(const dt_dataset *ds)
-{
-    int32_t magic = 0;
-    if (ds->file.size_bytes >= sizeof magic)
-        memcpy(&magic, ds->file.bytes, sizeof magic);
-    return magic == MAGIC || ends_in(ds->path, ".bin") ? DT_DATA_TOKENS : DT_DATA_TEXT;
-}
-
-static dt_status read_header(dt_dataset *ds)
-{
-    const size_t size_bytes = ds->file.size_bytes;
-    DT_REQUIRE(size_bytes >= HEADER_BYTES, DT_ERR_FORMAT,
-               "%s: %zu bytes are too few for the %d bytes of a token file's header", ds->path,
-               size_bytes, HEADER_BYTES);
-    const int32_t *header = (const int32_t *)ds->file.bytes;
-    DT_REQUIRE(
-        header[0] == MAGIC, DT_ERR_FORMAT,
-        "%s: not a token file: magic number is %d, must be %d (for text set the format to text)",
-        ds->path, header[0], MAGIC);
-    DT_REQUIRE(header[1] == VERSION, DT_ERR_FORMAT, "%s: token file of version %d, must be %d",
-               ds->path, header[1], VERSION);
-    const int64_t held = (int64_t)((size_bytes - HEADER_BYTES) / sizeof(uint16_t));
-    DT_REQUIRE(header[2] >= 0 && header[2] == held && size_bytes % sizeof(uint16_t) == 0,
-               DT_ERR_FORMAT, "%s: %s: the header says %d tokens, the file holds %lld (%zu bytes)",
-               ds->path, header[2] > held ? "truncated" : "wrong size", header[2], (long long)held,
-               size_bytes);
-    ds->length = header[2];
-    ds->tokens = ds->file.bytes + HEADER_BYTES;
-    return DT_OK;
-}
-
 static dt_status check_length(const dt_dataset *ds, int64_t seq_len)
 {
-    DT_REQUIRE(ds->length > seq_len, DT_ERR_FORMAT,
-               "%s: %lld tokens are too few for one sample of seq_len + 1 = %lld", ds->path,
-               (long long)ds->length, (long long)seq_len + 1);
+    for (int64_t i = 0; i < ds->nsources; i++) {
+        const dti_source *s = &ds->source[i];
+        const char *part = ds->options.held_out <= 0 ? ""
+                           : ds->options.evaluation  ? " held out"
+                                                     : " not held out";
+        DT_REQUIRE(s->length > seq_len, DT_ERR_FORMAT,
+                   "%s: %lld tokens%s are too few for one sample of seq_len + 1 = %lld",
+                   s->file[0].path, (long long)s->length, part, (long long)seq_len + 1);
+    }
     return DT_OK;
-}
-
-static dt_status open_tokens(dt_dataset *ds, const dt_dataset_options *options)
-{
-    DT_REQUIRE(options->format != DT_DATA_MEGATRON && !ends_in(ds->path, ".idx"),
-               DT_ERR_UNSUPPORTED, "%s: data format megatron; built in are text and tokens",
-               ds->path);
-    DT_TRY(map_open(ds->path, &ds->file));
-    ds->format = options->format == DT_DATA_AUTO ? detect(ds) : options->format;
-    ds->length = (int64_t)ds->file.size_bytes;
-    ds->tokens = ds->file.bytes;
-    if (ds->format == DT_DATA_TOKENS)
-        DT_TRY(read_header(ds));
-    return check_length(ds, options->seq_len);
 }
 
 static dt_status open_labels(dt_dataset *ds)
 {
-    DT_TRY(map_open(ds->labels_path, &ds->labels_file));
+    DT_TRY(dti_map_open(ds->labels_path, &ds->labels_file));
     const size_t size_bytes = ds->labels_file.size_bytes;
+    const int64_t length = ds->source[0].all;
     DT_REQUIRE(size_bytes % sizeof(int32_t) == 0, DT_ERR_FORMAT,
                "%s: %zu bytes are not a whole number of int32 labels", ds->labels_path, size_bytes);
     const int64_t count = (int64_t)(size_bytes / sizeof(int32_t));
-    DT_REQUIRE(count >= ds->length - 1, DT_ERR_FORMAT,
+    DT_REQUIRE(count >= length - 1, DT_ERR_FORMAT,
                "%s: %lld labels are too few: %s has %lld tokens and so %lld targets",
-               ds->labels_path, (long long)count, ds->path, (long long)ds->length,
-               (long long)ds->length - 1);
+               ds->labels_path, (long long)count, ds->path, (long long)length,
+               (long long)length - 1);
     ds->labels = (const int32_t *)ds->labels_file.bytes;
+    return DT_OK;
+}
+
+static dt_status add_source(dt_dataset *ds, const char *path, const dt_dataset_options *options)
+{
+    DT_TRY(dt_grow((void **)&ds->source, &ds->capacity, ds->nsources + 1, sizeof *ds->source));
+    ds->source[ds->nsources] = (dti_source){0};
+    DT_TRY(dti_source_open(path, options, &ds->source[ds->nsources++]));
+    return DT_OK;
+}
+
+/* "WEIGHT PATH WEIGHT PATH ..." in ds->path, which is cut to pieces here. */
+static dt_status open_blend(dt_dataset *ds, char *text, const dt_dataset_options *options,
+                            double **weights)
+{
+    int64_t capacity = 0;
+    char *rest = NULL, *end = NULL;
+    for (char *word = strtok_r(text, " \t\n", &rest); word; word = strtok_r(NULL, " \t\n", &rest)) {
+        const double weight = strtod(word, &end);
+        const char *path = strtok_r(NULL, " \t\n", &rest);
+        DT_REQUIRE(*end == 0 && path, DT_ERR_ARG,
+                   "a blend is WEIGHT PATH WEIGHT PATH ...; '%s'%s is not a weight with a path",
+                   word, path ? "" : ", the last word,");
+        DT_TRY(dt_grow((void **)weights, &capacity, ds->nsources + 1, sizeof **weights));
+        (*weights)[ds->nsources] = weight;
+        DT_TRY(add_source(ds, path, options));
+    }
+    DT_REQUIRE(ds->nsources > 0 && ds->nsources < INT32_MAX, DT_ERR_ARG,
+               "a blend is WEIGHT PATH WEIGHT PATH ..., and this one has none");
+    DT_REQUIRE(!ds->labels_path, DT_ERR_UNSUPPORTED, "labels of a blend; legal: of one source");
+    ds->blend = calloc(1, sizeof *ds->blend);
+    DT_REQUIRE(ds->blend, DT_ERR_NOMEM, "a blend");
+    return dti_blend_create((size_t)ds->nsources, *weights, ds->blend);
+}
+
+static dt_status open_sources(dt_dataset *ds, const dt_dataset_options *options)
+{
+    if (!options->blend)
+        return add_source(ds, ds->path, options);
+    double *weights = NULL;
+    char *text = strdup(ds->path);
+    const dt_status st =
+        text ? open_blend(ds, text, options, &weights) : DT_ERROR(DT_ERR_NOMEM, "a blend");
+    free(text);
+    free(weights);
+    return st;
+}
+
+/* Where documents end must be known where it matters. */
+static dt_status check_documents(const dt_dataset *ds, const dt_dataset_options *o)
+{
+    for (int64_t i = 0; o->documents && !o->has_end_token && i < ds->nsources; i++)
+        DT_REQUIRE(ds->source[i].format == DT_DATA_MEGATRON, DT_ERR_ARG,
+                   "%s: where documents end is not known: say which token ends them",
+                   ds->source[i].file[0].path);
     return DT_OK;
 }
 
@@ -161,16 +130,20 @@ dt_status dt_dataset_open(const char *path, const dt_dataset_options *options,
     if (!options)
         options = &defaults;
     dt_status st;
+    DT_REQUIRE(options->held_out >= 0 && options->held_out < 1, DT_ERR_ARG,
+               "a part of %g held out; legal: from 0 to below 1", options->held_out);
     dt_dataset *ds = calloc(1, sizeof *ds);
     DT_REQUIRE(ds, DT_ERR_NOMEM, "a dataset");
-    ds->vocab = options->vocab;
+    ds->options = *options;
     ds->path = strdup(path);
     ds->labels_path = options->labels_path ? strdup(options->labels_path) : NULL;
     if (!ds->path || (options->labels_path && !ds->labels_path)) {
         st = DT_ERROR(DT_ERR_NOMEM, "a dataset's paths");
         goto fail;
     }
-    DT_TRY_TO(fail, st, open_tokens(ds, options));
+    DT_TRY_TO(fail, st, open_sources(ds, options));
+    DT_TRY_TO(fail, st, check_length(ds, options->seq_len));
+    DT_TRY_TO(fail, st, check_documents(ds, options));
     if (ds->labels_path)
         DT_TRY_TO(fail, st, open_labels(ds));
     *dataset_out = ds;
@@ -185,25 +158,36 @@ void dt_dataset_close(dt_dataset **dataset)
     dt_dataset *ds = *dataset;
     if (!ds)
         return;
-    map_close(&ds->file);
-    map_close(&ds->labels_file);
+    for (int64_t i = 0; i < ds->nsources; i++)
+        dti_source_close(&ds->source[i]);
+    free(ds->source);
+    if (ds->blend)
+        dti_blend_free(ds->blend);
+    free(ds->blend);
+    dti_map_close(&ds->labels_file);
     free(ds->path);
     free(ds->labels_path);
     free(ds);
     *dataset = NULL;
 }
 
-int64_t dt_dataset_length(const dt_dataset *dataset)
+/* Are samples taken by their numbers, and not one after the other from the position? */
+static bool by_number(const dt_dataset *ds)
 {
-    return dataset->length;
+    return ds->blend || ds->options.shuffle;
+}
+
+int64_t dt_dataset_length(const dt_dataset *ds)
+{
+    return by_number(ds) ? INT64_MAX : ds->source[0].length;
 }
 
 dt_data_format dt_dataset_format(const dt_dataset *dataset)
 {
-    return dataset->format;
+    return dataset->source[0].format;
 }
 
-/* ---- reading ---- */
+/* ---- which samples ---- */
 
 static bool fits(int64_t length, int64_t start, int64_t global_batch, int64_t seq_len)
 {
@@ -223,28 +207,42 @@ int64_t dt_dataset_position_next(int64_t length, int64_t position, int64_t globa
     return fits(length, start, global_batch, seq_len) ? start + global_batch * seq_len : 0;
 }
 
-static int32_t token_at(const dt_dataset *ds, int64_t i)
+/* A sample: in which source, and at which token of it. */
+typedef struct place {
+    int source;
+    int64_t at;
+} place;
+
+static place place_of(const dt_dataset *ds, const dt_batch *b, int64_t j)
 {
-    return ds->format == DT_DATA_TEXT ? ((const uint8_t *)ds->tokens)[i]
-                                      : ((const uint16_t *)ds->tokens)[i];
+    const int64_t T = b->seq_len;
+    if (!by_number(ds)) {
+        const int64_t length = ds->source[0].length;
+        const int64_t start = dt_dataset_position_start(length, b->position, b->global_batch, T);
+        const int64_t samples = (length - 1 - start) / T; /* from start to the end */
+        return (place){0, start + j % samples * T};
+    }
+    const int64_t first = b->position / T;
+    int source = 0;
+    int64_t k = first + j;
+    if (ds->blend)
+        dti_blend_at(ds->blend, first, first + j, &source, &k);
+    const int64_t samples = (ds->source[source].length - 1) / T, epoch = k / samples;
+    k %= samples;
+    if (ds->options.shuffle)
+        k = dti_permute(dt_key_make(ds->options.seed, (uint64_t)source, (uint64_t)epoch), k,
+                        samples);
+    return (place){source, k * T};
 }
 
-/* One sample that begins at token `at`. */
-static dt_status read_sample(const dt_dataset *ds, int64_t at, int64_t seq_len, int32_t *ids,
+/* ---- reading ---- */
+
+static dt_status read_labels(const dt_dataset *ds, int64_t at, int64_t n, int64_t limit,
                              int32_t *targets)
 {
-    const int64_t limit = ds->vocab > 0 ? ds->vocab : INT32_MAX;
-    for (int64_t t = 0; t <= seq_len; t++) {
-        const int32_t token = token_at(ds, at + t);
-        DT_REQUIRE(token < limit, DT_ERR_FORMAT,
-                   "%s: token %d at position %lld, must be below vocab = %lld", ds->path, token,
-                   (long long)(at + t), (long long)limit);
-        if (t < seq_len)
-            ids[t] = token;
-        if (t > 0)
-            targets[t - 1] = token;
-    }
-    for (int64_t t = 0; ds->labels && t < seq_len; t++) {
+    DT_TRY(dti_map_check(&ds->labels_file, ds->labels_path));
+    at += ds->source[0].first;
+    for (int64_t t = 0; t < n; t++) {
         const int32_t label = ds->labels[at + t];
         DT_REQUIRE(label == DT_LABEL_IGNORED || (label >= 0 && label < limit), DT_ERR_FORMAT,
                    "%s: label %d at position %lld, must be %d (ignored) or from 0 to %lld",
@@ -255,8 +253,36 @@ static dt_status read_sample(const dt_dataset *ds, int64_t at, int64_t seq_len, 
     return DT_OK;
 }
 
-dt_status dt_dataset_batch(const dt_dataset *dataset, const dt_batch *batch, int32_t *ids,
-                           int32_t *targets)
+/* A sample's T + 1 tokens, and where documents start in it. */
+typedef struct sample {
+    int32_t *token;
+    bool *starts;
+} sample;
+
+static dt_status sample_create(int64_t T, sample *s)
+{
+    *s = (sample){malloc((size_t)(T + 1) * sizeof *s->token),
+                  malloc((size_t)(T + 1) * sizeof *s->starts)};
+    return s->token && s->starts ? DT_OK : DT_ERROR(DT_ERR_NOMEM, "a sample");
+}
+
+static void sample_free(sample *s)
+{
+    free(s->token);
+    free(s->starts);
+}
+
+static dt_status read_sample(const dt_dataset *ds, place p, int64_t T, sample *s)
+{
+    const dti_source *from = &ds->source[p.source];
+    const int64_t limit = ds->options.vocab > 0 ? ds->options.vocab : INT32_MAX;
+    DT_TRY(dti_source_read(from, p.at, T + 1, limit, s->token));
+    dti_source_starts(from, p.at, T + 1, s->token,
+                      ds->options.has_end_token ? ds->options.end_token : -1, s->starts);
+    return DT_OK;
+}
+
+static dt_status check_batch(const dt_dataset *ds, const dt_batch *batch)
 {
     const int64_t T = batch->seq_len, B = batch->global_batch;
     DT_REQUIRE(T > 0 && B > 0 && batch->position >= 0 && 0 <= batch->lo && batch->lo <= batch->hi &&
@@ -264,12 +290,65 @@ dt_status dt_dataset_batch(const dt_dataset *dataset, const dt_batch *batch, int
                DT_ERR_ARG, "position=%lld global_batch=%lld seq_len=%lld samples [%lld, %lld)",
                (long long)batch->position, (long long)B, (long long)T, (long long)batch->lo,
                (long long)batch->hi);
-    DT_TRY(check_length(dataset, T));
-    const int64_t start = dt_dataset_position_start(dataset->length, batch->position, B, T);
-    const int64_t samples = (dataset->length - 1 - start) / T; /* from start to the end */
-    for (int64_t j = batch->lo; j < batch->hi; j++) {
-        const int64_t row = j - batch->lo;
-        DT_TRY(read_sample(dataset, start + j % samples * T, T, ids + row * T, targets + row * T));
+    return check_length(ds, T);
+}
+
+static dt_status batch_rows(const dt_dataset *ds, const dt_batch *b, int32_t *ids, int32_t *targets,
+                            sample *s)
+{
+    const int64_t T = b->seq_len, limit = ds->options.vocab > 0 ? ds->options.vocab : INT32_MAX;
+    for (int64_t j = b->lo; j < b->hi; j++, ids += T, targets += T) {
+        const place p = place_of(ds, b, j);
+        DT_TRY(read_sample(ds, p, T, s));
+        memcpy(ids, s->token, (size_t)T * sizeof *ids);
+        memcpy(targets, s->token + 1, (size_t)T * sizeof *targets);
+        if (ds->labels)
+            DT_TRY(read_labels(ds, p.at, T, limit, targets));
+        for (int64_t t = 0; ds->options.documents && t < T; t++)
+            targets[t] = s->starts[t + 1] ? DT_LABEL_IGNORED : targets[t];
     }
     return DT_OK;
+}
+
+dt_status dt_dataset_batch(const dt_dataset *ds, const dt_batch *batch, int32_t *ids,
+                           int32_t *targets)
+{
+    sample s;
+    DT_TRY(check_batch(ds, batch));
+    dt_status st = sample_create(batch->seq_len, &s);
+    if (st == DT_OK)
+        st = batch_rows(ds, batch, ids, targets, &s);
+    sample_free(&s);
+    return st;
+}
+
+static dt_status document_rows(const dt_dataset *ds, const dt_batch *b, int32_t *positions,
+                               int32_t *documents, sample *s)
+{
+    const int64_t T = b->seq_len;
+    for (int64_t j = b->lo; j < b->hi; j++) {
+        DT_TRY(read_sample(ds, place_of(ds, b, j), T, s));
+        int32_t document = 0, position = 0;
+        for (int64_t t = 0; t < T; t++, position++) {
+            if (s->starts[t]) {
+                document++;
+                position = 0;
+            }
+            *positions++ = position;
+            *documents++ = document;
+        }
+    }
+    return DT_OK;
+}
+
+dt_status dt_dataset_documents(const dt_dataset *ds, const dt_batch *batch, int32_t *positions,
+                               int32_t *documents)
+{
+    sample s;
+    DT_TRY(check_batch(ds, batch));
+    dt_status st = sample_create(batch->seq_len, &s);
+    if (st == DT_OK)
+        st = document_rows(ds, batch, positions, documents, &s);
+    sample_free(&s);
+    return st;
 }

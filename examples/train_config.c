@@ -43,9 +43,17 @@ static const dt_option table[] = {
     TEXT("model.config", NULL, "Hugging Face config.json (llama, gpt2)"),
     TEXT("model.init", "random", "random, or a safetensors file or folder to start from"),
     TEXT("model.save", NULL, "folder for the trained model (config.json, model.safetensors)"),
-    TEXT("data.path", NULL, "text (bytes as tokens) or llm.c token file"),
+    TEXT("data.path", NULL,
+         "text (bytes as tokens), llm.c token files (a pattern: \"shard_*.bin\"), or Megatron's "
+         ".idx"),
+    TEXT("data.blend", NULL,
+         "in place of data.path, sources and their weights: \"0.7 a.idx 0.3 b.bin\""),
     TEXT("data.labels", NULL, "int32 targets that replace the next tokens; -100 is ignored"),
     CHOICE("data.format", "auto", "auto|text|tokens|megatron", "what data.path is"),
+    SWITCH("data.shuffle", "false", "samples in another order every round through the data"),
+    CHOICE("data.documents", "none", "none|loss", "loss: no targets across the ends of documents"),
+    {"data.end_token", DT_OPTION_INT, "-1",
+     "token that ends a document; -1: Megatron's index tells where they end", NULL, -1, INT32_MAX},
     COUNT("train.steps", "100", "optimizer steps"),
     COUNT("train.seq_len", "256", "tokens of a sample"),
     COUNT("train.global_batch", "8", "samples of a step, on all ranks together"),
@@ -99,8 +107,12 @@ static const dt_option table[] = {
     SWITCH("checkpoint.resume", "true", "go on from the last one" NOT_BUILT),
     COUNT0("eval.every", "0", "steps between evaluations; 0: none"),
     COUNT("eval.steps", "10", "batches of an evaluation"),
-    TEXT("eval.path", NULL,
-         "data to evaluate on; none: the end of data.path, which training meets too"),
+    TEXT(
+        "eval.path", NULL,
+        "data to evaluate on; none: what eval.split holds out, or else the end of data.path, which "
+        "training meets too"),
+    {"eval.split", DT_OPTION_FLOAT, "0",
+     "part of the data, at its end, for evaluation and not for training", NULL, 0, 0.99},
     CHOICE("device", "cpu", "cpu|cuda", "where" NOT_BUILT),
     {"ranks", DT_OPTION_INT, "0", "run this many ranks as threads of one process; 0: as launched",
      NULL, 0, 1024},
@@ -166,8 +178,37 @@ static dt_status check_together(const train_config *c)
                "model.save with parallel.pp=%d is not built yet; legal: parallel.pp=1, or to leave "
                "model.save out",
                c->pp);
+    DT_REQUIRE(
+        c->eval_every == 0 || c->eval_path || c->eval_split > 0 || !(c->data_blend || c->shuffle),
+        DT_ERR_ARG,
+        "eval.every with data.blend or data.shuffle needs eval.path or eval.split: such data "
+        "has no end to evaluate on");
     DT_REQUIRE(!c->tp_overlap || c->sp, DT_ERR_ARG,
                "parallel.tp_overlap=true needs parallel.sp=true, or make it false");
+    return DT_OK;
+}
+
+static dt_status fill_data(const dt_options *o, train_config *c)
+{
+    const char *path = dt_options_string(o, "data.path");
+    const char *blend = dt_options_string(o, "data.blend");
+    const char *documents = dt_options_string(o, "data.documents");
+    DT_REQUIRE(path || blend, DT_ERR_ARG, "data.path is missing: a text or token file");
+    DT_REQUIRE(!path || !blend, DT_ERR_ARG,
+               "data.path and data.blend are both given; leave one out");
+    c->data_path = path ? path : blend;
+    c->data_blend = blend != NULL;
+    c->data_labels = dt_options_string(o, "data.labels");
+    DT_TRY(dt_data_format_parse(dt_options_string(o, "data.format"), &c->data_format));
+    c->shuffle = dt_options_bool(o, "data.shuffle");
+    c->documents = strcmp(documents, "none") == 0   ? TRAIN_DOCUMENTS_NONE
+                   : strcmp(documents, "loss") == 0 ? TRAIN_DOCUMENTS_LOSS
+                                                    : TRAIN_DOCUMENTS_ATTENTION;
+    c->end_token = (int32_t)dt_options_int(o, "data.end_token");
+    c->eval_path = dt_options_string(o, "eval.path");
+    c->eval_split = dt_options_float(o, "eval.split");
+    c->eval_every = dt_options_int(o, "eval.every");
+    c->eval_steps = dt_options_int(o, "eval.steps");
     return DT_OK;
 }
 
@@ -176,17 +217,13 @@ static dt_status fill(const dt_options *o, train_config *c)
     DT_REQUIRE(dt_options_has(o, "model.config"), DT_ERR_ARG,
                "model.config is missing: the path of a Hugging Face config.json (train --help "
                "lists every key)");
-    DT_REQUIRE(dt_options_has(o, "data.path"), DT_ERR_ARG,
-               "data.path is missing: a text or token file");
     DT_TRY(check_built(o));
     c->model_config = dt_options_string(o, "model.config");
     c->model_init = dt_options_string(o, "model.init");
     if (strcmp(c->model_init, "random") == 0)
         c->model_init = NULL;
     c->model_save = dt_options_string(o, "model.save");
-    c->data_path = dt_options_string(o, "data.path");
-    c->data_labels = dt_options_string(o, "data.labels");
-    DT_TRY(dt_data_format_parse(dt_options_string(o, "data.format"), &c->data_format));
+    DT_TRY(fill_data(o, c));
     c->steps = dt_options_int(o, "train.steps");
     c->seq_len = dt_options_int(o, "train.seq_len");
     c->global_batch = dt_options_int(o, "train.global_batch");
@@ -222,9 +259,6 @@ static dt_status fill(const dt_options *o, train_config *c)
     DT_TRY(dt_dtype_parse(dt_options_string(o, "dtype.param"), &c->param_dtype));
     DT_TRY(dt_dtype_parse(dt_options_string(o, "dtype.reduce"), &c->reduce_dtype));
     c->ranks = (int)dt_options_int(o, "ranks");
-    c->eval_path = dt_options_string(o, "eval.path");
-    c->eval_every = dt_options_int(o, "eval.every");
-    c->eval_steps = dt_options_int(o, "eval.steps");
     c->log_every = dt_options_int(o, "log.every");
     c->log_json = dt_options_string(o, "log.json");
     c->log_params = dt_options_bool(o, "log.params");

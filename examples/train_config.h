@@ -8,11 +8,22 @@
 #include "nn/dt_recompute.h"
 #include "optim/dt_optim.h"
 
+/* What the ends of documents do: nothing; no loss across them; attention and positions within a
+ * document too. */
+typedef enum train_documents {
+    TRAIN_DOCUMENTS_NONE,
+    TRAIN_DOCUMENTS_LOSS,
+    TRAIN_DOCUMENTS_ATTENTION
+} train_documents;
+
 typedef struct train_config {
     dt_options *options;                                /* owns the strings below */
     const char *model_config, *model_init, *model_save; /* init, save: NULL for none */
     const char *data_path, *data_labels;
     dt_data_format data_format;
+    bool data_blend, shuffle; /* blend: data_path is weights and paths */
+    train_documents documents;
+    int32_t end_token; /* -1: none */
     int64_t steps, seq_len, global_batch, micro_batch, loss_chunk;
     uint64_t seed;
     double max_norm;
@@ -27,7 +38,8 @@ typedef struct train_config {
     int reshard_size; /* 0: not to groups */
     dt_dtype param_dtype, reduce_dtype;
     int ranks; /* as threads of this process; 0: as launched */
-    const char *eval_path; /* NULL: the end of data_path */
+    const char *eval_path; /* NULL: the part that eval_split holds out, or the end of data_path */
+    double eval_split;
     int64_t eval_every, eval_steps; /* every 0: never */
     int64_t log_every;
     const char *log_json, *log_plot, *log_trace; /* NULL: none */

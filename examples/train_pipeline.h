@@ -1,7 +1,9 @@
-/* examples/train_pipeline.h - what train_session.c and train_pipeline.c share. */
+/* examples/train_pipeline.h - what train_session.c, train_data.c and train_pipeline.c share. */
 #pragma once
 
 #include "examples/train_session.h"
+
+/* ---- train_data.c ---- */
 
 /* A global batch: where its first token is. */
 typedef struct train_place {
@@ -15,9 +17,19 @@ typedef struct train_micro {
     dt_tensor *logits_or_loss;
 } train_micro;
 
+extern const char *const train_batch_layout; /* samples over data-parallel ranks */
+dt_status train_data_open(train_session *s);
 dt_status train_session_read(train_session *s, train_place at, int64_t lo, int64_t hi,
                              train_micro *m);
 void train_micro_release(train_micro *m);
+/* Targets that count, in the whole batch: the divisor of the loss. Collective. */
+dt_status train_count_valid(train_session *s, train_place at, int64_t *valid_out);
+/* Of the batch after this one. */
+int64_t train_next_position(const train_session *s, train_place at);
+/* Where an evaluation begins. */
+train_place train_eval_place(const train_session *s);
+
+/* ---- train_pipeline.c ---- */
 
 /* Samples of one microbatch: micro_batch for every data-parallel rank, or all. */
 int64_t train_microbatch(const train_config *c);

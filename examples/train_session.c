@@ -6,7 +6,7 @@
  * dt_module_reduce_grads the rest, P -> R on dp_replicate, in one coalesced all-reduce a step.
  * Tensor parallelism is a plan of placements applied to the model before. With a pipeline, the
  * model of a rank is its stages; what follows is done to each of them, and a schedule runs
- * microbatches (examples/train_pipeline.c). */
+ * microbatches (examples/train_pipeline.c). Batches come from examples/train_data.c. */
 #include "examples/train_pipeline.h"
 
 #include "checkpoint/dt_safetensors.h"
@@ -17,23 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const batch_layout = "S(0)@dp_replicate>dp_shard";
-
 /* ---- set-up, in the order of composition ---- */
-
-static dt_status open_data(train_session *s)
-{
-    const train_config *c = s->config;
-    dt_dataset_options options = {.format = c->data_format,
-                                  .labels_path = c->data_labels,
-                                  .vocab = s->facts.vocab,
-                                  .seq_len = c->seq_len};
-    DT_TRY(dt_dataset_open(c->data_path, &options, &s->data));
-    options.labels_path = NULL;
-    if (c->eval_path)
-        DT_TRY(dt_dataset_open(c->eval_path, &options, &s->eval_data));
-    return DT_OK;
-}
 
 /* The stages of this rank, or the model. */
 static int nparts(const train_session *s)
@@ -86,7 +70,7 @@ static dt_status lay_out(train_session *s)
     DT_TRY(dt_mesh_create(s->world, (dt_device){DT_CPU, 0}, &axes, &s->whole));
     s->mesh = s->whole;
     if (c->pp > 1)
-        DT_TRY(train_pipeline_cut(s, tp, batch_layout));
+        DT_TRY(train_pipeline_cut(s, tp, train_batch_layout));
     dt_tp_plan plan = dt_model_tp_plan(&s->facts, vocab, c->sp);
     plan.overlap = c->tp_overlap;
     plan.stage = plan.stage || c->pp > 1;
@@ -131,7 +115,7 @@ static dt_status build(train_session *s)
     DT_REQUIRE(c->seq_len <= s->facts.max_positions, DT_ERR_ARG,
                "train.seq_len=%lld is longer than the model's %lld positions",
                (long long)c->seq_len, (long long)s->facts.max_positions);
-    DT_TRY(open_data(s)); /* before the work of making weights */
+    DT_TRY(train_data_open(s)); /* before the work of making weights */
     DT_TRY(dt_module_materialize(s->model, s->mesh, c->seed));
     if (c->model_init)
         DT_TRY(dt_module_load(s->model, c->model_init));
@@ -174,53 +158,6 @@ void train_session_destroy(train_session *s)
     free(s->ids);
     free(s->targets);
     *s = (train_session){0};
-}
-
-/* ---- batches ---- */
-
-dt_status train_session_read(train_session *s, train_place at, int64_t lo, int64_t hi,
-                             train_micro *m)
-{
-    const dt_shape shape = DT_SHAPE(hi - lo, s->config->seq_len);
-    const dt_layout *layout = NULL;
-    int64_t offset[DT_MAX_DIMS];
-    DT_TRY(dt_mesh_layout_text(s->mesh, shape, batch_layout, &layout));
-    const dt_shape local = dt_mesh_local(layout, offset);
-    const dt_batch batch = {.position = at.position,
-                            .global_batch = s->config->global_batch,
-                            .seq_len = s->config->seq_len,
-                            .lo = lo + offset[0],
-                            .hi = lo + offset[0] + local.dim[0]};
-    DT_TRY(dt_dataset_batch(at.data, &batch, s->ids, s->targets));
-    DT_TRY(dt_tensor_create(layout, DT_I32, DT_TAG_ACTIVATION, &m->ids));
-    DT_TRY(dt_tensor_create(layout, DT_I32, DT_TAG_ACTIVATION, &m->targets));
-    DT_TRY(dt_array_write(dt_tensor_local(m->ids), s->ids, dt_shape_count(local)));
-    DT_TRY(dt_array_write(dt_tensor_local(m->targets), s->targets, dt_shape_count(local)));
-    return DT_OK;
-}
-
-void train_micro_release(train_micro *m)
-{
-    dt_tensor_destroy(&m->ids);
-    dt_tensor_destroy(&m->targets);
-}
-
-/* Targets that count, in the whole batch: the divisor of the loss. */
-static dt_status count_valid(train_session *s, train_place at, int64_t *valid_out)
-{
-    train_micro all = {0};
-    dt_comm *dp = NULL;
-    int64_t valid = 0;
-    dt_status st = train_session_read(s, at, 0, s->config->global_batch, &all);
-    const int64_t mine = st == DT_OK ? dt_array_count(dt_tensor_local(all.targets)) : 0;
-    train_micro_release(&all);
-    for (int64_t i = 0; i < mine; i++)
-        valid += s->targets[i] != DT_LABEL_IGNORED;
-    DT_TRY(dt_world_agree_sync(s->world, st)); /* a bad token is seen by one rank only */
-    DT_TRY(dt_mesh_comm_named(s->mesh, "dp_replicate,dp_shard", 0, &dp));
-    DT_TRY(dt_all_reduce_i64_sync(dp, &valid, 1, DT_REDUCE_SUM));
-    *valid_out = valid;
-    return DT_OK;
 }
 
 /* ---- a step ---- */
@@ -282,7 +219,7 @@ static dt_status passes(train_session *s, train_place at, bool no_grad, double *
 static dt_status all_passes(train_session *s, train_place at, bool no_grad, double *loss,
                             int64_t *valid)
 {
-    DT_TRY(count_valid(s, at, valid));
+    DT_TRY(train_count_valid(s, at, valid));
     for (int i = 0; i < nparts(s); i++)
         dt_model_set_loss(part(s, i), *valid, s->config->loss_chunk);
     *loss = 0;
@@ -343,8 +280,7 @@ dt_status train_session_step(train_session *s, train_result *r)
     if (r->valid > 0 && apply)
         DT_TRY(dt_optim_step(s->optim, r->lr, unscale * dt_clip_factor(r->grad_norm, c->max_norm)));
     dt_module_clear_grads(s->model);
-    s->position = dt_dataset_position_next(dt_dataset_length(s->data), s->position, c->global_batch,
-                                           c->seq_len);
+    s->position = train_next_position(s, (train_place){s->data, s->position});
     s->step++;
     return DT_OK;
 }
@@ -358,19 +294,14 @@ dt_status train_session_loss(train_session *s, int64_t position, double *loss_ou
 
 dt_status train_session_eval(train_session *s, double *loss_out)
 {
-    const train_config *c = s->config;
-    train_place at = {s->eval_data ? s->eval_data : s->data, 0};
-    const int64_t length = dt_dataset_length(at.data);
-    const double wanted = (double)c->eval_steps * (double)(c->global_batch * c->seq_len);
-    if (!s->eval_data && wanted < (double)length)
-        at.position = length - 1 - (int64_t)wanted;
+    train_place at = train_eval_place(s);
     double sum = 0, loss = 0;
     int64_t all = 0, valid = 0;
-    for (int64_t i = 0; i < c->eval_steps; i++) {
+    for (int64_t i = 0; i < s->config->eval_steps; i++) {
         DT_TRY(all_passes(s, at, true, &loss, &valid));
         sum += loss * (double)valid;
         all += valid;
-        at.position = dt_dataset_position_next(length, at.position, c->global_batch, c->seq_len);
+        at.position = train_next_position(s, at);
     }
     *loss_out = all > 0 ? sum / (double)all : 0;
     return DT_OK;

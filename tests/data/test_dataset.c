@@ -230,9 +230,9 @@ START_TEST(bad_files)
     open_fails(token_path, NULL, DT_ERR_FORMAT, "the header says -1 tokens");
     write_tokens(token_path, MAGIC, 1, 0, 0);
     open_fails(token_path, NULL, DT_ERR_FORMAT, "0 tokens are too few");
-    open_fails(text_path, &(dt_dataset_options){.format = DT_DATA_MEGATRON}, DT_ERR_UNSUPPORTED,
-               "data format megatron");
-    open_fails("/data/corpus.idx", NULL, DT_ERR_UNSUPPORTED, "data format megatron");
+    open_fails(text_path, &(dt_dataset_options){.format = DT_DATA_MEGATRON}, DT_ERR_IO,
+               "text.txt.bin: No such file");
+    open_fails("/data/corpus.idx", NULL, DT_ERR_IO, "/data/corpus.bin: No such file");
 }
 END_TEST
 
