@@ -234,6 +234,8 @@ void dti_lane_open(dti_lane *lane);
 bool dti_lane_has(dti_lane *lane, const dt_comm *comm); /* calls queued or flying */
 void dti_lane_close(dt_world *world, dti_lane *lane);
 dt_status dti_lane_issue(dt_work *w);
+/* Has it run? Starts queued messages, looks once, never waits. */
+bool dti_lane_done(dt_work *w);
 void dti_lane_wait(dt_work *w);
 
 /* run.c */

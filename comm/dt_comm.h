@@ -142,6 +142,8 @@ DT_NODISCARD dt_status dt_barrier(dt_comm *comm, const char *label, dt_work **wo
  * DT_ERR_TIMEOUT names the call, its sequence number and the ranks that have not arrived;
  * DT_ERR_COMM when a peer failed. */
 DT_NODISCARD dt_status dt_work_wait(dt_work **work);
+/* Would dt_work_wait return at once? NULL: yes. */
+bool dt_work_done(dt_work *work);
 
 /* Host values, for set-up and scalars: blocking. */
 DT_NODISCARD dt_status dt_all_reduce_f64_sync(dt_comm *comm, double *value, int n, dt_reduce op);
@@ -149,6 +151,7 @@ DT_NODISCARD dt_status dt_all_reduce_i64_sync(dt_comm *comm, int64_t *value, int
 /* DT_OK on all ranks, or on every rank the failure of the lowest rank that has one, its message
  * included. */
 DT_NODISCARD dt_status dt_world_agree_sync(dt_world *world, dt_status st);
+DT_NODISCARD dt_status dt_comm_agree_sync(dt_comm *comm, dt_status st);
 /* The communicator of all ranks of the world, channel 0; borrowed. */
 dt_comm *dt_world_comm(dt_world *world);
 

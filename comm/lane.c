@@ -213,6 +213,19 @@ void dti_lane_wait(dt_work *w)
     pthread_mutex_unlock(&lane->lock);
 }
 
+bool dti_lane_done(dt_work *w)
+{
+    dti_lane *lane = &w->comm->world->lane[w->comm->channel];
+    pthread_mutex_lock(&lane->lock);
+    while (can_start_message(lane))
+        run_head(lane);
+    if (w->state == DTI_FLYING)
+        test_flight(lane, w);
+    const bool done = w->state == DTI_DONE;
+    pthread_mutex_unlock(&lane->lock);
+    return done;
+}
+
 bool dti_lane_has(dti_lane *lane, const dt_comm *comm)
 {
     bool has = false;

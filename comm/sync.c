@@ -91,31 +91,36 @@ dt_status dt_all_reduce_i64_sync(dt_comm *comm, int64_t *value, int n, dt_reduce
 enum { VERDICT_BYTES = 1500 };
 
 /* The texts travel only when there is one. */
-static dt_status tell(dt_world *world, dt_status st, const char *mine, int lowest)
+static dt_status tell(dt_comm *comm, dt_status st, const char *mine, int lowest)
 {
-    char *all = malloc((size_t)world->size * VERDICT_BYTES);
-    DT_REQUIRE(all, DT_ERR_NOMEM, "the messages of %d ranks", world->size);
-    dt_status told = dti_gather_sync(world->all, mine, VERDICT_BYTES, all, "agree");
+    char *all = malloc((size_t)comm->size * VERDICT_BYTES);
+    DT_REQUIRE(all, DT_ERR_NOMEM, "the messages of %d ranks", comm->size);
+    dt_status told = dti_gather_sync(comm, mine, VERDICT_BYTES, all, "agree");
     if (told == DT_OK)
-        told = dt_error_relay(st, lowest, all + (size_t)lowest * VERDICT_BYTES);
+        told = dt_error_relay(st, comm->ranks[lowest], all + (size_t)lowest * VERDICT_BYTES);
     free(all);
     return told;
 }
 
-dt_status dt_world_agree_sync(dt_world *world, dt_status st)
+dt_status dt_comm_agree_sync(dt_comm *comm, dt_status st)
 {
-    if (world->size == 1)
+    if (comm->size == 1)
         return st;
     char mine[VERDICT_BYTES] = "";
     if (st != DT_OK)
         (void)snprintf(mine, sizeof mine, "%s", dt_error_trace());
     int64_t status = st;
     void *all = NULL;
-    DT_TRY(gather_values(world->all, &status, 1, &all));
+    DT_TRY(gather_values(comm, &status, 1, &all));
     int lowest = 0;
-    while (lowest < world->size && ((int64_t *)all)[lowest] == DT_OK)
+    while (lowest < comm->size && ((int64_t *)all)[lowest] == DT_OK)
         lowest++;
-    const dt_status found = lowest < world->size ? (dt_status)((int64_t *)all)[lowest] : DT_OK;
+    const dt_status found = lowest < comm->size ? (dt_status)((int64_t *)all)[lowest] : DT_OK;
     free(all);
-    return found == DT_OK ? DT_OK : tell(world, found, mine, lowest);
+    return found == DT_OK ? DT_OK : tell(comm, found, mine, lowest);
+}
+
+dt_status dt_world_agree_sync(dt_world *world, dt_status st)
+{
+    return dt_comm_agree_sync(world->all, st);
 }

@@ -86,6 +86,11 @@ void dti_work_free(dt_work *w)
     free(w);
 }
 
+bool dt_work_done(dt_work *work)
+{
+    return !work || dti_lane_done(work);
+}
+
 dt_status dt_work_wait(dt_work **work)
 {
     dt_work *w = *work;

@@ -113,6 +113,8 @@ static dt_status fill(dt_moving *m, const dt_local *src, const dt_layout *const 
         if (into && into[i])
             it->target = dt_array_share(into[i]);
         DT_TRY(dt_mesh_plan(m->mesh, src[i].layout, dst[i], &it->plan));
+        if (dt_mesh_rehearses(m->mesh))
+            DT_TRY(dti_step_skip(m, it));
     }
     DT_TRY(run_on(m));
     return DT_OK;

@@ -30,6 +30,8 @@ struct dt_moving {
 
 /* The item's next step, or NULL when it has arrived. */
 const dt_step *dti_step_next(const dti_item *it);
+/* Arrive without a step: only shapes are wanted. */
+dt_status dti_step_skip(const dt_moving *m, dti_item *it);
 /* Do a local step. */
 dt_status dti_step_local(const dt_moving *m, dti_item *it, const dt_step *step);
 /* A collective: pack what each member gets and make room for what comes; then, when it has come,

@@ -54,6 +54,16 @@ static dt_status advance(const dt_moving *m, dti_item *it, const dt_step *step, 
     return DT_OK;
 }
 
+dt_status dti_step_skip(const dt_moving *m, dti_item *it)
+{
+    const dt_dtype dtype = it->now.array.dtype;
+    dt_array_release(&it->now.array);
+    it->now.layout = it->dst;
+    it->next = it->plan->nsteps;
+    DT_TRY(new_array(m, dtype, dt_mesh_local(it->dst, NULL), &it->now.array));
+    return DT_OK;
+}
+
 /* The offset of global index `global` in a local array that starts at `origin`. */
 static void relative(const int64_t *global, const int64_t *origin, int ndim, int64_t *out)
 {

@@ -81,6 +81,7 @@ const char *dti_fsdp_name(const dti_group *g);
 dt_status dti_fsdp_check_root(dti_group *g);
 
 /* fsdp/gather.c */
+dt_status dti_fsdp_announce(dti_group *g); /* what ops see exists from now on */
 dt_status dti_fsdp_unshard_begin(dti_group *g);
 dt_status dti_fsdp_unshard(dti_group *g); /* begin where needed, and finish */
 dt_status dti_fsdp_reshard(dti_group *g, bool after_forward);

@@ -25,6 +25,13 @@ static dt_status make_use(dti_member *mb)
     return DT_OK;
 }
 
+dt_status dti_fsdp_announce(dti_group *g)
+{
+    for (int i = 0; i < g->n; i++)
+        DT_TRY(make_use(&g->member[i]));
+    return DT_OK;
+}
+
 /* What is gathered of a member, as a new reference: its shard in the dtype of use, or what the
  * group kept. */
 static dt_status source(dti_group *g, dti_member *mb, dt_local *out)

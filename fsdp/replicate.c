@@ -241,7 +241,7 @@ static dt_status sharder_finish(dt_module *m, void *arg)
 }
 
 static const dt_sharder replica_sharder = {sharder_nothing, sharder_nothing, sharder_set_sync,
-                                           sharder_finish, NULL};
+                                           sharder_finish, NULL, NULL};
 
 dt_status dt_replicate(dt_module *m, dt_mesh *mesh, const char *axes, int64_t bucket_bytes)
 {

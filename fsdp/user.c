@@ -36,8 +36,15 @@ static void sharder_clear_grads(dt_module *m, void *arg)
     dti_fsdp_reduce_clear(arg);
 }
 
-const dt_sharder dti_fsdp_sharder = {sharder_unshard, sharder_reshard, sharder_set_grad_sync,
-                                     sharder_reduce_grads, sharder_clear_grads};
+static dt_status sharder_announce(dt_module *m, void *arg)
+{
+    (void)m;
+    return dti_fsdp_announce(arg);
+}
+
+const dt_sharder dti_fsdp_sharder = {sharder_unshard,       sharder_reshard,
+                                     sharder_set_grad_sync, sharder_reduce_grads,
+                                     sharder_clear_grads,   sharder_announce};
 
 /* ---- one group ---- */
 

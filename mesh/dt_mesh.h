@@ -37,6 +37,12 @@ void dt_mesh_destroy(dt_mesh **mesh);
 dt_world *dt_mesh_world(const dt_mesh *mesh);
 dt_device dt_mesh_device(const dt_mesh *mesh);
 dt_heap *dt_mesh_heap(const dt_mesh *mesh);
+/* dt_mesh_rehearse - while on, a mesh and its slices and views are as if on meta, whatever their
+ * tensors are: new ones have shapes only, ops compute nothing, redistributes are planned and not
+ * done, modules' lifetime hooks are not called. So a forward on real parameters shows what cannot
+ * work before anything moves. Errors: DT_ERR_NOMEM. */
+DT_NODISCARD dt_status dt_mesh_rehearse(dt_mesh *mesh, bool on);
+bool dt_mesh_rehearses(const dt_mesh *mesh);
 const dt_grid *dt_mesh_grid(const dt_mesh *mesh);
 int dt_mesh_size(const dt_mesh *mesh);                   /* ranks in it */
 bool dt_mesh_contains_me(const dt_mesh *mesh);

@@ -94,12 +94,26 @@ dt_world *dt_mesh_world(const dt_mesh *mesh)
 
 dt_device dt_mesh_device(const dt_mesh *mesh)
 {
-    return mesh->device;
+    return mesh->root->dry ? (dt_device){DT_META, 0} : mesh->device;
 }
 
 dt_heap *dt_mesh_heap(const dt_mesh *mesh)
 {
-    return mesh->heap;
+    return mesh->root->dry ? mesh->root->dry : mesh->heap;
+}
+
+dt_status dt_mesh_rehearse(dt_mesh *mesh, bool on)
+{
+    dt_heap *dry = NULL;
+    if (on)
+        DT_TRY(dt_world_heap(mesh->world, (dt_device){DT_META, 0}, &dry));
+    mesh->root->dry = dry;
+    return DT_OK;
+}
+
+bool dt_mesh_rehearses(const dt_mesh *mesh)
+{
+    return mesh->root->dry != NULL;
 }
 
 const dt_grid *dt_mesh_grid(const dt_mesh *mesh)

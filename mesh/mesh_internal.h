@@ -52,6 +52,7 @@ struct dt_mesh {
     int coord[DT_MAX_AXES]; /* mine, while rank >= 0 */
     int *world_rank;        /* of each mesh rank */
     dt_mesh *root;          /* the mesh that dt_mesh_create made; itself for the root */
+    dt_heap *dry;           /* root only: the meta heap while nothing is real; else NULL */
     dti_meshes owned;       /* root only: all slices and views made from it, by whatever path */
     dti_meshes derived; /* those made directly from this mesh; told apart by their grids (view.c) */
     dti_table comms, layouts, plans, cache;

@@ -59,14 +59,19 @@ static dt_status backward_ends(dt_tape *t, void *arg, dt_walk walk)
     return DT_OK;
 }
 
+static bool has_lifetimes(const dt_module *m, const dt_tape *t)
+{
+    return m->nlifetimes > 0 && !dt_mesh_rehearses(dt_tape_mesh(t));
+}
+
 int dti_mark_begin(dt_module *m, dt_tape *t)
 {
-    return m->nlifetimes > 0 ? dt_tape_mark_begin(t, backward_ends, m) : -1;
+    return has_lifetimes(m, t) ? dt_tape_mark_begin(t, backward_ends, m) : -1;
 }
 
 void dti_mark_end(dt_module *m, dt_tape *t, int begin, const dt_values *out)
 {
-    if (m->nlifetimes > 0)
+    if (has_lifetimes(m, t))
         dt_tape_mark_pair(t, begin, dt_tape_mark_end(t, backward_starts, m, out->n, out->value));
 }
 
@@ -115,7 +120,7 @@ static dt_values forward(dt_module *m, dt_tape *t, const dt_values *in)
 
 static dt_values hooked_forward(dt_module *m, dt_tape *t, const dt_values *in, bool marks)
 {
-    if (m->nlifetimes == 0)
+    if (!has_lifetimes(m, t))
         return forward(m, t, in);
     const int begin = marks ? dti_mark_begin(m, t) : -1;
     dt_status st = forward_hooks(m, t, false);

@@ -170,6 +170,8 @@ typedef struct dt_sharder {
     dt_status (*reduce_grads)(dt_module *m, void *arg);
     /* forget gradients that are not at a parameter yet */
     void (*clear_grads)(dt_module *m, void *arg);
+    /* make dt_param.use of the group, without bytes: for a rehearsal before the first unshard */
+    dt_status (*announce)(dt_module *m, void *arg);
 } dt_sharder;
 void dt_module_set_sharder(dt_module *m, const dt_sharder *sharder, void *arg);
 const dt_sharder *dt_module_sharder(const dt_module *m, void **arg_out); /* NULL: none */

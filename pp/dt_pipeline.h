@@ -17,7 +17,12 @@ typedef struct dt_pipeline dt_pipeline;
 
 typedef struct dt_pipeline_options {
     dt_chain chain;       /* what the model is made of (dt_model_chain); static text */
-    const int *layers;    /* of each stage; NULL: equal, the first ones with one more */
+    /* Which layers the stages have. "equal", or NULL: equally many, the first ones with one more.
+     * "cost": parameters of a stage as equal as can be, embedding and head counted, each stage with
+     * a layer; of equal cuts the one whose first stages have more. "3,2,2": so many each. Names:
+     * "model.embed_tokens,model.layers.0-2; model.layers.3,model.norm,lm_head", stages between
+     * semicolons, everything once and in order; first and last may then have no layer. */
+    const char *split;
     int64_t hidden;       /* tensors between stages are [samples, seq_len, hidden], f32 */
     const char *boundary; /* and placed so: "S(0)@dp_replicate>dp_shard"; copied */
     /* 0: gathering and freeing is fully_shard's own; else, at least 2: the schedule's, which keeps
@@ -31,10 +36,10 @@ typedef struct dt_pipeline_options {
  *           schedule   not lowered; copied
  * A tied parameter of two stages is one on each; dt_pipeline_run adds their gradients, so that they
  * stay equal. The later one is marked `copy`, for norms and files.
- * Collective: over the axis (its communicator).
+ * Collective: the mesh (communicators of the axis and of all).
  * Errors: DT_ERR_ARG for more stages than layers, a schedule of another number of ranks or with a
- * stage on two ranks, counts of layers that do not add up; DT_ERR_UNSUPPORTED for a parameter tied
- * over three stages. The model is then gone or unchanged; *model says which. */
+ * stage on two ranks, a split that is not one of the whole model; DT_ERR_UNSUPPORTED for a
+ * parameter tied over three stages. The model is then gone or unchanged; *model says which. */
 DT_NODISCARD dt_status dt_pipeline_split(dt_module **model, dt_mesh *mesh, const char *axis,
                                          const dt_pp_schedule *schedule,
                                          const dt_pipeline_options *options,
@@ -49,12 +54,17 @@ dt_module *dt_pipeline_stage(dt_pipeline *p, int i);
 int dt_pipeline_stage_number(const dt_pipeline *p, int i);
 dt_module *dt_pipeline_module(dt_pipeline *p);
 
+/* The loss of a microbatch, one element placed R or P: an op or module on tape t, from what the last
+ * stage gives (logits) and the targets that `read` gave. `arg` is the pass's. */
+typedef dt_tensor *dt_pipeline_loss(void *arg, dt_tape *t, dt_tensor *y, dt_tensor *targets);
+
 /* One pass over a batch of samples [0, samples), `at_once` a microbatch; the last may be short. */
 typedef struct dt_pipeline_pass {
     int64_t samples, at_once, seq_len;
     dt_tape_options tape; /* first_sample: of the batch */
     bool no_targets;      /* the last stage gives logits */
-    double loss_scale;    /* 0: 1 */
+    dt_pipeline_loss *loss; /* NULL: the model's own, which takes the targets */
+    double loss_scale;      /* 0: 1 */
     /* Samples [lo, hi) as tensors for the pass to destroy. Ranks with the first stage are asked for
      * ids, with the last for targets; the other is NULL. */
     dt_status (*read)(void *arg, int64_t lo, int64_t hi, dt_tensor **ids, dt_tensor **targets);
@@ -67,16 +77,26 @@ typedef struct dt_pipeline_pass {
  * then at home (dt_module_reduce_grads, a stage when its last backward is done). With tape.no_grad:
  * forward only, microbatch after microbatch.
  *   out  loss   this rank's terms: of the last stage's ranks, 0 elsewhere
+ * Before the first pass of its kind (sizes of microbatches, seq_len, with or without gradients and
+ * targets, loss) all stages are rehearsed without numbers: what cannot work is an error on all
+ * ranks of the mesh before anything moves. A stage that fails later sends failures in place of what
+ * is due from it: all ranks of the line end with its error, and may go on (dt_fsdp_reset where it
+ * is used, dt_module_clear_grads, the next pass). A rank that fails where the others of its stage
+ * do not (a file, memory) must end its part in the world, which fails their waits.
  * Collective: the mesh.   Blocks: yes.
  * Cost: a send and a receive for each microbatch and boundary between ranks, each way; one of each
- * for a tied parameter.
+ * for a tied parameter; an agreement along the axis, at a new kind of pass one of the mesh.
+ * Memory: on each rank the tapes, and at most the simulator's peak_received tensors that came and
+ * are not used yet; what is sent goes when it has been.
  * Errors: DT_ERR_ARG where the schedule has another number of microbatches; DT_ERR_PLACEMENT for a
- * stage whose output is not as options.boundary says; the tapes'. A rank that fails must end its
- * part in the world, which fails the waits of the others. */
+ * stage whose output is not as options.boundary says; the tapes', with stage and action. */
 DT_NODISCARD dt_status dt_pipeline_run(dt_pipeline *p, const dt_pipeline_pass *pass,
                                        double *loss_out);
 
-/* Most tapes that were alive at once in the last run with gradients: the simulator's peak_live. */
+/* Most tapes that were alive at once in the last run with gradients, and most tensors that waited
+ * after they were received: the simulator's peak_live and peak_received. */
 int dt_pipeline_peak_live(const dt_pipeline *p);
-/* What this rank does in a run. */
+int dt_pipeline_peak_received(const dt_pipeline *p);
+/* What this rank does in a run. With a trace each action is a span "pp", and after it a moment
+ * "pp live": its name how many tapes live, its bytes those of activations. */
 const dt_pp_row *dt_pipeline_row(const dt_pipeline *p);

@@ -105,7 +105,9 @@ typedef struct dt_pp_costs {
 typedef struct dt_pp_lane {
     double *start, *end; /* of each action of the row */
     double busy;         /* in F, B, I and W */
-    int peak_live;       /* microbatches of a stage, at most, between F and the end of W or B */
+    int *live;           /* microbatches of a stage between F and the end of W or B, after each */
+    int peak_live;       /* the most of them */
+    int peak_received;   /* lowered: most messages between their receive and the F, I or B's end */
 } dt_pp_lane;
 
 /* When everything ran; a rank is idle for makespan - busy. Simulated here; filled with measured

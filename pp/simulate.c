@@ -14,7 +14,7 @@ typedef struct simulation {
     double *done[DT_PP_UNSHARD]; /* by kind and cell: when it ended; < 0: not yet */
     int64_t *at;                 /* position of each rank in its row */
     double *now;                 /* when each rank is free */
-    int *live;
+    int *live, *received;
     bool lowered; /* what comes from other ranks comes by messages */
 } simulation;
 
@@ -141,18 +141,28 @@ static double duration(const dt_pp_costs *c, dt_pp_action a)
     return c->stage ? cost * c->stage[a.stage] : cost;
 }
 
+static bool uses_message(const simulation *m, dt_pp_action a)
+{
+    const bool forward = a.kind == DT_PP_F;
+    return (forward || a.kind == DT_PP_I || a.kind == DT_PP_B) &&
+           *done_of(m, forward ? DT_PP_RECV_F : DT_PP_RECV_B, a.stage, a.microbatch) >= 0;
+}
+
 static void record(simulation *m, int rank, double start, double end)
 {
     const dt_pp_action a = *head(m, rank);
     dt_pp_lane *lane = &m->timeline->lane[rank];
     lane->start[m->at[rank]] = start;
     lane->end[m->at[rank]] = end;
-    m->at[rank]++;
     m->now[rank] = end;
     if (a.kind < DT_PP_UNSHARD)
         *done_of(m, a.kind, a.stage, a.microbatch) = end;
+    m->received[rank] += is_receive(a.kind) - uses_message(m, a);
+    lane->peak_received =
+        m->received[rank] > lane->peak_received ? m->received[rank] : lane->peak_received;
     m->live[rank] += (a.kind == DT_PP_F) - (a.kind == DT_PP_W || a.kind == DT_PP_B);
     lane->peak_live = m->live[rank] > lane->peak_live ? m->live[rank] : lane->peak_live;
+    lane->live[m->at[rank]++] = m->live[rank];
     m->timeline->makespan = end > m->timeline->makespan ? end : m->timeline->makespan;
 }
 
@@ -226,6 +236,7 @@ void dt_pp_timeline_destroy(dt_pp_timeline **timeline)
     for (int r = 0; t && r < t->nranks; r++) {
         free(t->lane[r].start);
         free(t->lane[r].end);
+        free(t->lane[r].live);
     }
     if (t)
         free(t->lane);
@@ -242,6 +253,7 @@ static void release(simulation *m)
     free(m->at);
     free(m->now);
     free(m->live);
+    free(m->received);
 }
 
 static dt_status prepare(simulation *m)
@@ -251,7 +263,8 @@ static dt_status prepare(simulation *m)
     bool ok = (m->timeline = calloc(1, sizeof *m->timeline)) &&
               (m->timeline->lane = calloc(n, sizeof *m->timeline->lane)) &&
               (m->at = calloc(n, sizeof *m->at)) && (m->now = calloc(n, sizeof *m->now)) &&
-              (m->live = calloc(n, sizeof *m->live));
+              (m->live = calloc(n, sizeof *m->live)) &&
+              (m->received = calloc(n, sizeof *m->received));
     for (int k = 0; ok && k < DT_PP_UNSHARD; k++) {
         ok = (m->done[k] = malloc(cells * sizeof *m->done[k])) != NULL;
         for (size_t i = 0; ok && i < cells; i++)
@@ -262,7 +275,8 @@ static dt_status prepare(simulation *m)
         dt_pp_lane *lane = &m->timeline->lane[r];
         m->timeline->nranks = r + 1;
         ok = (lane->start = calloc(room, sizeof *lane->start)) &&
-             (lane->end = calloc(room, sizeof *lane->end));
+             (lane->end = calloc(room, sizeof *lane->end)) &&
+             (lane->live = calloc(room, sizeof *lane->live));
         for (int64_t i = 0; i < s->row[r].count; i++)
             m->lowered |= dti_pp_is_comm(s->row[r].action[i].kind);
     }

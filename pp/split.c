@@ -1,5 +1,5 @@
-/* pp/split.c - cuts a model into stages: which layers, on which rank, and what of it is tied. Read
- * first: nn/split.c. Read next: pp/run.c. */
+/* pp/split.c - cuts a model into stages: which modules, on which rank, and what of it is tied. Read
+ * first: pp/cut.c, nn/split.c. Read next: pp/run.c. */
 #include "pp/pipeline_internal.h"
 
 #include <stdlib.h>
@@ -49,34 +49,13 @@ static dt_take take(const dt_module *m, void *arg)
     return is_above(path, c->chain->layers) ? DT_TAKE_INSIDE : DT_TAKE_NOT;
 }
 
-static dt_status count_layers(dt_pipeline *p, dt_module *model)
-{
-    dt_module *layers = dt_module_find(model, p->options.chain.layers);
-    const int n = p->lowered->nstages;
-    DT_REQUIRE(layers, DT_ERR_ARG, "the model has no module '%s'", p->options.chain.layers);
-    p->nlayers = dt_module_nchildren(layers);
-    DT_REQUIRE(n <= p->nlayers, DT_ERR_ARG,
-               "%d pipeline stages are more than the model's %d layers; legal: at most %d, ranks x "
-               "stages of each",
-               n, p->nlayers, p->nlayers);
-    int sum = 0;
-    for (int s = 0; p->options.layers && s < n; s++) {
-        DT_REQUIRE(p->options.layers[s] > 0, DT_ERR_ARG, "stage %d has %d layers; at least 1", s,
-                   p->options.layers[s]);
-        sum += p->options.layers[s];
-    }
-    DT_REQUIRE(!p->options.layers || sum == p->nlayers, DT_ERR_ARG,
-               "the stages have %d layers, the model %d", sum, p->nlayers);
-    return DT_OK;
-}
-
 static cut cut_of(const dt_pipeline *p, int stage)
 {
-    const int n = p->lowered->nstages;
-    cut c = {.chain = &p->options.chain, .first = stage == 0, .last = stage == n - 1};
+    cut c = {
+        .chain = &p->options.chain, .first = stage == 0, .last = stage == p->lowered->nstages - 1};
     for (int s = 0; s <= stage; s++) {
         c.lo = c.hi;
-        c.hi += p->options.layers ? p->options.layers[s] : p->nlayers / n + (s < p->nlayers % n);
+        c.hi += p->layers[s];
     }
     return c;
 }
@@ -213,6 +192,27 @@ static dt_status stage_mesh(dt_mesh *mesh, int axis, dt_mesh **out)
     return DT_OK;
 }
 
+/* How many received tensors can wait at once. */
+static dt_status count_slots(dt_pipeline *p)
+{
+    dt_pp_timeline *t = NULL;
+    DT_TRY(dt_pp_simulate(p->lowered, NULL, &t));
+    p->slots = t->lane[p->rank].peak_received;
+    dt_pp_timeline_destroy(&t);
+    return DT_OK;
+}
+
+static dt_status find_comms(dt_pipeline *p, dt_mesh *mesh, uint8_t axis)
+{
+    uint8_t axes[DT_MAX_AXES];
+    const int n = dt_mesh_grid(mesh)->naxes;
+    for (int a = 0; a < n; a++)
+        axes[a] = (uint8_t)a;
+    DT_TRY(dt_mesh_comm(mesh, 1, &axis, DTI_PP_CHANNEL, &p->line));
+    DT_TRY(dt_mesh_comm(mesh, n, axes, DTI_PP_CHANNEL, &p->all));
+    return DT_OK;
+}
+
 static dt_status build(dt_pipeline *p, dt_module **model, dt_mesh *mesh, const char *axis,
                        const dt_pp_schedule *schedule)
 {
@@ -226,13 +226,14 @@ static dt_status build(dt_pipeline *p, dt_module **model, dt_mesh *mesh, const c
     DT_REQUIRE(p->boundary, DT_ERR_NOMEM, "a layout's text");
     DT_TRY(find_owners(p, schedule));
     DT_TRY(dt_pp_lower(schedule, p->options.max_unsharded, &p->lowered));
-    DT_TRY(count_layers(p, *model));
+    DT_TRY(count_slots(p));
+    DT_TRY(dti_pp_choose_layers(p, *model));
     DT_TRY(find_ties(p, *model));
     DT_TRY(stage_mesh(mesh, a, &p->mesh));
-    DT_TRY(dt_mesh_comm(mesh, 1, &(uint8_t){(uint8_t)a}, DTI_PP_CHANNEL, &p->line));
+    DT_TRY(find_comms(p, mesh, (uint8_t)a));
     const dt_status st = take_stages(p, *model);
     dt_module_destroy(model);
-    p->options.layers = NULL; /* the caller's */
+    p->options.split = NULL; /* the caller's */
     if (st != DT_OK)
         return dt_error_push(st, __FILE__, __LINE__, __func__);
     return DT_OK;
@@ -272,6 +273,7 @@ void dt_pipeline_destroy(dt_pipeline **pipeline)
     free(p->stage);
     free(p->spare);
     free(p->owner);
+    free(p->layers);
     free(p->boundary);
     free(p);
     *pipeline = NULL;
@@ -307,6 +309,11 @@ dt_module *dt_pipeline_module(dt_pipeline *p)
 int dt_pipeline_peak_live(const dt_pipeline *p)
 {
     return p->peak_live;
+}
+
+int dt_pipeline_peak_received(const dt_pipeline *p)
+{
+    return p->peak_received;
 }
 
 const dt_pp_row *dt_pipeline_row(const dt_pipeline *p)

@@ -28,6 +28,19 @@ static dt_local *gradient(const dti_tie *tie, int end)
     return tie->param[end] ? dt_tensor_grad(tie->param[end]->tensor) : NULL;
 }
 
+dt_status dti_pp_check_ties(dt_pipeline *p)
+{
+    for (int t = 0; t < p->nties; t++) {
+        for (int end = 0; end < 2; end++) {
+            const dt_local *mine = gradient(&p->tie[t], end);
+            DT_REQUIRE(!mine || mine->array.storage, DT_ERR_STATE,
+                       "tied parameter %s has no gradient in stage %d", p->tie[t].name,
+                       p->tie[t].stage[end]);
+        }
+    }
+    return DT_OK;
+}
+
 static dt_status reduce(dt_pipeline *p, dti_tie *tie)
 {
     dt_array other[2] = {{0}, {0}};
@@ -36,10 +49,6 @@ static dt_status reduce(dt_pipeline *p, dti_tie *tie)
         const dt_local *mine = gradient(tie, end), *theirs = gradient(tie, !end);
         if (!mine)
             continue;
-        if (!mine->array.storage || (theirs && !theirs->array.storage))
-            DT_TRY_TO(done, st,
-                      DT_ERROR(DT_ERR_STATE, "tied parameter %s has no gradient in stage %d",
-                               tie->name, tie->stage[end]));
         DT_TRY_TO(done, st,
                   theirs ? copy_of(p, &theirs->array, &other[end])
                          : exchange(p, p->owner[tie->stage[!end]], &mine->array, &other[end]));

@@ -1,0 +1,100 @@
+/* pp/message.c - tensors between ranks. A message is a word and a tensor; the word is 0, or says
+ * that there is no tensor because a stage failed, and then the rest is only of the right size.
+ * So a failure travels in place of what is due, and every receive is matched.
+ *
+ * A message is waited for when its tensor is used; a send when the next one to the same side
+ * begins, so that at most one copy of y and one of dx wait in each direction, and what it holds
+ * goes as soon as it is done. Read first: pp/run.c. */
+#include "pp/pipeline_internal.h"
+
+static const char *label(bool back)
+{
+    return back ? "pipeline gradient" : "pipeline";
+}
+
+static dt_status new_word(const dt_pipeline *p, int32_t value, dt_array *out)
+{
+    DT_TRY(dt_array_create(dt_mesh_heap(p->mesh), DT_I32, DT_SHAPE(1), DT_TAG_COMM, out));
+    const dt_status st = dt_array_write(out, &value, 1);
+    if (st != DT_OK)
+        dt_array_release(out);
+    return st;
+}
+
+/* What goes in place of a tensor: bytes that nobody reads. */
+static dt_status stand_in(const dti_run *r, int k, bool back, dt_array *out)
+{
+    const dt_layout *layout = NULL;
+    DT_TRY(dti_pp_boundary(r, k, back, &layout));
+    DT_TRY(dt_array_create(dt_mesh_heap(r->p->mesh), DT_F32, dt_mesh_local(layout, NULL),
+                           DT_TAG_COMM, out));
+    dt_array_zero(out);
+    return DT_OK;
+}
+
+dt_status dti_pp_send(dti_run *r, dti_stage *s, int k, bool back)
+{
+    dti_cell *c = &s->cell[k];
+    dt_array word = {0}, tensor = {0};
+    dt_status st = DT_OK;
+    if (r->failed)
+        DT_TRY_TO(done, st, stand_in(r, k, back, &tensor));
+    else
+        tensor = dt_array_share(back ? &c->dx.array : dt_tensor_local(c->y));
+    if (back)
+        dti_pp_release(&c->dx);
+    DT_TRY_TO(done, st, new_word(r->p, r->failed, &word));
+    DT_TRY_TO(done, st, dt_work_wait(&s->sent[back]));
+    DT_TRY_TO(done, st,
+              dt_send(r->p->line, r->p->owner[s->index + (back ? -1 : 1)], 2,
+                      (const dt_array *const[]){&word, &tensor}, label(back), &s->sent[back]));
+done:
+    dt_array_release(&word);
+    dt_array_release(&tensor);
+    return st;
+}
+
+dt_status dti_pp_receive(dti_run *r, const dti_stage *s, int k, bool back)
+{
+    dt_pipeline *p = r->p;
+    dti_cell *c = &s->cell[k];
+    DT_REQUIRE(p->received < p->slots, DT_ERR_STATE,
+               "%d tensors wait already, as many as the simulator has seen", p->slots);
+    DT_TRY(new_word(p, 0, &c->word));
+    dt_array *into = &c->dy.array;
+    if (back) {
+        DT_TRY(dti_pp_boundary(r, k, true, &c->dy.layout));
+        DT_TRY(dt_array_create(dt_mesh_heap(p->mesh), DT_F32, dt_mesh_local(c->dy.layout, NULL),
+                               DT_TAG_GRADIENT, into));
+    } else {
+        DT_TRY(dti_pp_input(r, k, NULL, c));
+        into = dt_tensor_local(c->x);
+    }
+    DT_TRY(dt_recv(p->line, p->owner[s->index + (back ? 1 : -1)], 2,
+                   (dt_array *const[]){&c->word, into}, label(back), &c->arriving));
+    p->received++;
+    p->peak_received = p->received > p->peak_received ? p->received : p->peak_received;
+    return DT_OK;
+}
+
+dt_status dti_pp_arrived(dti_run *r, dti_cell *c)
+{
+    int32_t word = 0;
+    if (!c->arriving)
+        return DT_OK;
+    DT_TRY(dt_work_wait(&c->arriving));
+    DT_TRY(dt_array_read(&c->word, &word, 1));
+    dt_array_release(&c->word);
+    r->p->received--;
+    r->failed = r->failed || word != 0;
+    return DT_OK;
+}
+
+dt_status dti_pp_end_sends(dt_pipeline *p, bool all)
+{
+    for (int i = 0; i < p->nstages; i++)
+        for (int back = 0; back < 2; back++)
+            if (all || dt_work_done(p->stage[i].sent[back]))
+                DT_TRY(dt_work_wait(&p->stage[i].sent[back]));
+    return DT_OK;
+}

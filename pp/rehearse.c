@@ -1,0 +1,125 @@
+/* pp/rehearse.c - before the first pass of a kind, every rank runs its stages without numbers, for
+ * each size of microbatch: forward, and backward as far as the input. What cannot work then is an
+ * error on all ranks of the mesh, before anything has moved. What a stage is given in a rehearsal
+ * is what the boundary says, so all stages together are one run of the whole model. Read first:
+ * dt_mesh_rehearse in mesh/dt_mesh.h, pp/stage.c. */
+#include "pp/pipeline_internal.h"
+
+#include <string.h>
+
+static dti_rehearsal kind_of(const dti_run *r)
+{
+    dti_rehearsal kind;
+    memset(&kind, 0, sizeof kind); /* it is compared byte by byte */
+    kind.at_once = r->pass->at_once;
+    kind.tail = r->pass->samples - (r->nmicrobatches - 1) * r->pass->at_once;
+    kind.seq_len = r->pass->seq_len;
+    kind.no_grad = r->pass->tape.no_grad;
+    kind.no_targets = r->pass->no_targets;
+    kind.loss = r->pass->loss;
+    return kind;
+}
+
+static bool known(const dt_pipeline *p, const dti_rehearsal *kind)
+{
+    for (int i = 0; i < p->nrehearsed && i < DTI_PP_REHEARSALS; i++)
+        if (memcmp(&p->rehearsed[i], kind, sizeof *kind) == 0)
+            return true;
+    return false;
+}
+
+/* A tensor like another one, but of this moment's device: meta. */
+static dt_status twin(dt_tensor *of, dt_tensor **out)
+{
+    if (of)
+        DT_TRY(dt_tensor_create(dt_tensor_layout(of), dt_tensor_dtype(of), DT_TAG_ACTIVATION, out));
+    return DT_OK;
+}
+
+static dt_status play(const dti_run *r, const dti_stage *s, int k, dti_cell *c)
+{
+    DT_TRY(dt_mesh_rehearse(r->p->mesh, true));
+    DT_TRY(dt_tape_create(r->p->mesh, &r->pass->tape, &c->tape));
+    DT_TRY(twin(s->cell[k].ids, &c->ids));
+    DT_TRY(twin(s->cell[k].targets, &c->targets));
+    if (s->index > 0)
+        DT_TRY(dti_pp_input(r, k, NULL, c));
+    DT_TRY(dti_pp_compute(r, s, k, c));
+    if (r->pass->tape.no_grad)
+        return DT_OK;
+    if (s->index < r->p->lowered->nstages - 1) {
+        DT_TRY(dti_pp_boundary(r, k, true, &c->dy.layout));
+        DT_TRY(dt_array_create(dt_mesh_heap(r->p->mesh), DT_F32, dt_mesh_local(c->dy.layout, NULL),
+                               DT_TAG_GRADIENT, &c->dy.array));
+    }
+    DT_TRY(dti_pp_compute_back(r, s, k, c, false));
+    return DT_OK;
+}
+
+static dt_status play_stage(const dti_run *r, const dti_stage *s, int k)
+{
+    dti_cell c = {0};
+    DT_TRY(dti_pp_read(r, s, k, &s->cell[k])); /* stays for the pass itself */
+    const dt_status st = play(r, s, k, &c), off = dt_mesh_rehearse(r->p->mesh, false);
+    dt_tape_destroy(&c.tape);
+    dt_tensor_destroy(&c.x);
+    dt_tensor_destroy(&c.ids);
+    dt_tensor_destroy(&c.targets);
+    dti_pp_release(&c.dy);
+    dti_pp_release(&c.dx);
+    return st != DT_OK ? st : off;
+}
+
+/* What ops see of sharded parameters must exist. */
+static dt_status announce(dt_module *m)
+{
+    void *arg = NULL;
+    const dt_sharder *sharder = dt_module_sharder(m, &arg);
+    if (sharder && sharder->announce)
+        DT_TRY(sharder->announce(m, arg));
+    for (int i = 0; i < dt_module_nchildren(m); i++)
+        DT_TRY(announce(dt_module_child(m, i)));
+    return DT_OK;
+}
+
+/* Microbatches of all sizes: the first and the last. */
+static dt_status play_all(dti_run *r)
+{
+    dt_pipeline *p = r->p;
+    const int end = r->nmicrobatches - 1;
+    DT_TRY(announce(p->bundle));
+    for (int i = 0; i < p->nstages; i++) {
+        for (int k = 0; k <= end; k += end > 0 ? end : 1) {
+            const dt_status st = play_stage(r, &p->stage[i], k);
+            if (st != DT_OK)
+                return DT_ERROR(st, "before the first microbatch, stage %d: %s", p->stage[i].index,
+                                dt_error_trace());
+        }
+    }
+    return DT_OK;
+}
+
+/* It is not to be seen in traces. */
+static dt_status play_unseen(dti_run *r)
+{
+    dt_world *world = dt_mesh_world(r->p->mesh);
+    dt_trace *trace = dt_world_trace(world);
+    const bool explain = dt_world_explain(world);
+    dt_world_set_trace(world, NULL);
+    dt_world_set_explain(world, false);
+    const dt_status st = play_all(r);
+    dt_world_set_explain(world, explain);
+    dt_world_set_trace(world, trace);
+    return st;
+}
+
+dt_status dti_pp_rehearse(dti_run *r)
+{
+    dt_pipeline *p = r->p;
+    const dti_rehearsal kind = kind_of(r);
+    if (known(p, &kind))
+        return DT_OK;
+    DT_TRY(dt_comm_agree_sync(p->all, play_unseen(r)));
+    p->rehearsed[p->nrehearsed++ % DTI_PP_REHEARSALS] = kind;
+    return DT_OK;
+}

@@ -1,0 +1,293 @@
+/* tests/pp/test_failure.c - a pipeline in which something cannot work: an error on all ranks that
+ * says what and where, and no rank is left waiting. What shapes tell is noticed before anything
+ * moves; after a failure in the middle of a pass the next pass is as if nothing had been. */
+#include "tests/pp/pipe.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Where it goes wrong. */
+typedef enum spot { IN_FORWARD, IN_BACKWARD, IN_WEIGHTS, NSPOTS } spot;
+
+/* What a rank's hooks do. */
+typedef struct trouble {
+    bool armed, always; /* always: in a rehearsal too */
+    int stage;
+    spot spot;
+    int64_t first_sample, samples; /* of the microbatch; samples 0: of any size */
+} trouble;
+
+/* Of one stage. */
+typedef struct witness {
+    const trouble *trouble;
+    int stage;
+} witness;
+
+static bool hits(const witness *w, dt_tape *t, spot where)
+{
+    const trouble *x = w->trouble;
+    return x->armed && x->stage == w->stage && x->spot == where &&
+           (x->always || (!dt_mesh_rehearses(dt_tape_mesh(t)) &&
+                          dt_tape_get_options(t)->first_sample == x->first_sample));
+}
+
+/* An op that no shapes allow. */
+static dt_values spoil(dt_module *m, dt_tape *t, const dt_values *in, void *arg)
+{
+    const witness *w = arg;
+    dt_tensor *x = in->value[0];
+    (void)m;
+    if (!hits(w, t, IN_FORWARD) || dt_tensor_is_failed(x) ||
+        (w->trouble->samples && dt_tensor_layout(x)->shape.dim[0] != w->trouble->samples))
+        return *in;
+    return (dt_values){.n = 1, .value = {dt_matmul(t, x, x)}};
+}
+
+static dt_status spoil_backward(dt_module *m, dt_tape *t, void *arg)
+{
+    (void)m;
+    DT_REQUIRE(!hits(arg, t, IN_BACKWARD), DT_ERR_DEVICE, "the backward is spoiled");
+    return DT_OK;
+}
+
+static dt_status spoil_weights(dt_module *m, dt_tape *t, void *arg)
+{
+    (void)m;
+    DT_REQUIRE(!hits(arg, t, IN_WEIGHTS), DT_ERR_DEVICE, "the weights' gradients are spoiled");
+    return DT_OK;
+}
+
+enum { MOST_STAGES = 8 };
+
+/* The pass fails, and its message has both texts. */
+static dt_status fails(pipe *p, dt_status want, const char *where, const char *cause)
+{
+    double loss = 0;
+    const dt_status st = pipe_run(p, &loss);
+    const char *says = dt_error_trace();
+    TEST_THAT(st == want && strstr(says, where) && strstr(says, cause), "status %d, %s %s: %s", st,
+              where, cause, says);
+    return DT_OK;
+}
+
+static dt_status watch(pipe *p, const trouble *x, witness *list)
+{
+    for (int i = 0; i < dt_pipeline_nstages(p->pipe); i++) {
+        dt_module *layer = dt_model_layer(dt_pipeline_stage(p->pipe, i), 0);
+        list[i] = (witness){x, dt_pipeline_stage_number(p->pipe, i)};
+        const dt_lifetime hooks = {
+            .pre_backward = spoil_backward, .post_backward_weight = spoil_weights, .arg = &list[i]};
+        DT_TRY(dt_module_add_transform(layer, spoil, NULL, &list[i], NULL));
+        DT_TRY(dt_module_add_lifetime(layer, &hooks));
+    }
+    return DT_OK;
+}
+
+static int count_stages(const pipe *p)
+{
+    dt_pp_schedule *s = NULL;
+    int n = -1;
+    if (dt_pp_schedule_create(p->plan->schedule, p->plan->ranks, p->plan->m, 0, &s) == DT_OK)
+        n = s->nstages;
+    dt_pp_schedule_destroy(&s);
+    return n;
+}
+
+/* ---- an op that fails on one stage, at one microbatch ---- */
+
+static dt_status fails_once(pipe *p, trouble *x, int k)
+{
+    double loss = -1;
+    const char kinds[NSPOTS][2] = {{'F', 'F'}, {'B', 'I'}, {'B', 'W'}};
+    const char *cause = x->spot == IN_FORWARD    ? "op matmul"
+                        : x->spot == IN_BACKWARD ? "the backward is spoiled"
+                                                 : "the weights' gradients are spoiled";
+    char where[2][60], layer[40];
+    x->armed = true;
+    x->first_sample = k * (PIPE_SAMPLES / p->plan->m);
+    const dt_status st = pipe_run(p, &loss);
+    x->armed = false;
+    for (int i = 0; i < 2; i++)
+        (void)snprintf(where[i], sizeof where[i], "stage %d failed in %d%c%d:", x->stage, x->stage,
+                       kinds[x->spot][i], k);
+    (void)snprintf(layer, sizeof layer, "model.layers.%d", x->stage); /* one a stage */
+    const char *says = dt_error_trace();
+    TEST_THAT(st == (x->spot == IN_FORWARD ? DT_ERR_SHAPE : DT_ERR_DEVICE), "status %d: %s", st,
+              says);
+    TEST_THAT((strstr(says, where[0]) || strstr(says, where[1])) && strstr(says, cause) &&
+                  strstr(says, layer),
+              "%s", says);
+    TEST_THAT(loss == -1, "a loss was given");
+    dt_module_clear_grads(dt_pipeline_module(p->pipe));
+    return DT_OK;
+}
+
+static dt_status anywhere_body(dt_world *world, void *arg)
+{
+    pipe p;
+    trouble x = {0};
+    witness list[MOST_STAGES];
+    double before = 0, after = 0;
+    DT_TRY(pipe_open(arg, world, &p));
+    DT_TRY(watch(&p, &x, list));
+    DT_TRY(pipe_run(&p, &before));
+    dt_module_clear_grads(dt_pipeline_module(p.pipe));
+    const int n = count_stages(&p), m = p.plan->m;
+    for (x.stage = 0; x.stage < n; x.stage++)
+        for (int i = 0; i < NSPOTS * 3; i++) {
+            x.spot = (spot)(i / 3);
+            DT_TRY(fails_once(&p, &x, i % 3 == 0 ? 0 : i % 3 == 1 ? m / 2 : m - 1));
+        }
+    DT_TRY(pipe_run(&p, &after));
+    TEST_THAT(before == after, "the loss was %.9g and is %.9g", before, after);
+    DT_TRY(pipe_check(&p, after));
+    pipe_close(&p);
+    return DT_OK;
+}
+
+START_TEST(an_op_may_fail_on_any_stage)
+{
+    const bool four = _i >= PIPE_NSCHEDULES;
+    pipe_plan c = {
+        .schedule = pipe_schedules[_i % PIPE_NSCHEDULES], .ranks = four ? 4 : 2, .m = four ? 8 : 4};
+    pipe one = {.plan = &c};
+    c.layers = count_stages(&one);
+    ck_assert_int_gt(c.layers, 0);
+    ck_assert_int_le(c.layers, MOST_STAGES);
+    test_ranks_with(c.ranks, &(dt_world_options){.timeout_s = 60}, anywhere_body, &c);
+}
+END_TEST
+
+/* Evaluation too. */
+static dt_status evaluation_body(dt_world *world, void *arg)
+{
+    pipe p;
+    trouble x = {.stage = 1, .first_sample = 2};
+    witness list[MOST_STAGES];
+    double loss = 0;
+    DT_TRY(pipe_open(arg, world, &p));
+    DT_TRY(watch(&p, &x, list));
+    dt_pipeline_pass pass = pipe_pass(&p);
+    pass.tape.no_grad = true;
+    DT_TRY(dt_pipeline_run(p.pipe, &pass, &loss));
+    x.armed = true;
+    TEST_FAILS(DT_ERR_SHAPE, "stage 1 failed in 1F1:", dt_pipeline_run(p.pipe, &pass, &loss));
+    x.armed = false;
+    DT_TRY(dt_pipeline_run(p.pipe, &pass, &loss));
+    int n = 0;
+    dt_param *const *param = dt_module_params(dt_pipeline_module(p.pipe), &n);
+    for (int i = 0; i < n; i++)
+        TEST_THAT(!dt_tensor_grad(param[i]->tensor)->array.storage,
+                  "evaluation leaves no gradient");
+    pipe_close(&p);
+    return DT_OK;
+}
+
+START_TEST(an_evaluation_may_fail)
+{
+    pipe_plan c = {.schedule = "zbv", .ranks = 2, .m = 4, .layers = 4};
+    test_ranks_with(2, &(dt_world_options){.timeout_s = 60}, evaluation_body, &c);
+}
+END_TEST
+
+/* What one rank cannot read. */
+static dt_status torn_body(dt_world *world, void *arg)
+{
+    pipe p;
+    char stage[80], early[80];
+    DT_TRY(pipe_open(arg, world, &p));
+    const int last = count_stages(&p) - 1;
+    (void)snprintf(early, sizeof early, "before the first microbatch, stage %d:", last);
+    (void)snprintf(stage, sizeof stage, "stage %d failed in %dF2:", last, last);
+    p.torn = 0;
+    DT_TRY(fails(&p, DT_ERR_IO, early, "these targets are torn"));
+    p.torn = 4;
+    DT_TRY(fails(&p, DT_ERR_IO, stage, "these targets are torn"));
+    pipe_close(&p);
+    return DT_OK;
+}
+
+START_TEST(data_may_be_torn)
+{
+    pipe_plan c = {.schedule = pipe_schedules[_i], .ranks = 2, .m = 4, .layers = 4};
+    test_ranks_with(2, &(dt_world_options){.timeout_s = 60}, torn_body, &c);
+}
+END_TEST
+
+/* ---- what shapes tell ---- */
+
+static dt_status nothing_moved(dt_world *world)
+{
+    const dt_counts counts = dt_world_counts(world);
+    TEST_THAT(counts.total_calls == 0, "%lld calls", (long long)counts.total_calls);
+    return DT_OK;
+}
+
+static dt_status boundary_body(dt_world *world, void *arg)
+{
+    pipe p;
+    DT_TRY(pipe_open(arg, world, &p));
+    dt_world_reset_counts(world);
+    DT_TRY(fails(&p, DT_ERR_PLACEMENT, "stage 0 gives [2, 6, 8]", "the next one takes [2, 6, 9]"));
+    DT_TRY(nothing_moved(world));
+    pipe_close(&p);
+    return DT_OK;
+}
+
+START_TEST(a_boundary_of_another_shape_is_noticed)
+{
+    pipe_plan c = {.schedule = "1f1b", .ranks = 3, .m = 4, .layers = 4, .hidden = 9};
+    test_ranks_with(3, &(dt_world_options){.timeout_s = 60}, boundary_body, &c);
+}
+END_TEST
+
+/* At every stage; and where only the short last microbatch cannot work. */
+static dt_status rehearsal_body(dt_world *world, void *arg)
+{
+    pipe p;
+    trouble x = {.armed = true, .always = true};
+    witness list[MOST_STAGES];
+    double loss = 0;
+    char where[60];
+    DT_TRY(pipe_open(arg, world, &p));
+    DT_TRY(watch(&p, &x, list));
+    dt_world_reset_counts(world);
+    const int n = count_stages(&p);
+    for (int i = 0; i < 2 * n; i++) {
+        x.stage = i / 2;
+        x.samples = i % 2 ? 2 : 0;
+        (void)snprintf(where, sizeof where, "before the first microbatch, stage %d:", x.stage);
+        DT_TRY(fails(&p, DT_ERR_SHAPE, where, "op matmul"));
+        DT_TRY(nothing_moved(world));
+    }
+    x.armed = false;
+    DT_TRY(pipe_run(&p, &loss));
+    DT_TRY(pipe_check(&p, loss));
+    pipe_close(&p);
+    return DT_OK;
+}
+
+START_TEST(what_cannot_work_is_noticed_before)
+{
+    static const char *const schedule[] = {"1f1b", "zbv", "interleaved"};
+    pipe_plan c = {
+        .schedule = schedule[_i], .ranks = 2, .m = 3, .layers = 4, .at_once = 3}; /* 3, 3, 2 */
+    c.m = _i == 1 ? 4 : 3;
+    c.at_once = _i == 1 ? 2 : 3;
+    test_ranks_with(2, &(dt_world_options){.timeout_s = 60}, rehearsal_body, &c);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("failures of pipelines");
+    TCase *tc = tcase_create("failure");
+    tcase_set_timeout(tc, 120);
+    tcase_add_loop_test(tc, an_op_may_fail_on_any_stage, 0, 2 * PIPE_NSCHEDULES);
+    tcase_add_test(tc, an_evaluation_may_fail);
+    tcase_add_loop_test(tc, data_may_be_torn, 0, PIPE_NSCHEDULES);
+    tcase_add_test(tc, a_boundary_of_another_shape_is_noticed);
+    tcase_add_loop_test(tc, what_cannot_work_is_noticed_before, 0, 3);
+    suite_add_tcase(suite, tc);
+    return test_main(suite);
+}
