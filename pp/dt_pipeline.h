@@ -54,8 +54,8 @@ dt_module *dt_pipeline_stage(dt_pipeline *p, int i);
 int dt_pipeline_stage_number(const dt_pipeline *p, int i);
 dt_module *dt_pipeline_module(dt_pipeline *p);
 
-/* The loss of a microbatch, one element placed R or P: an op or module on tape t, from what the last
- * stage gives (logits) and the targets that `read` gave. `arg` is the pass's. */
+/* The loss of a microbatch, one element placed R or P, made on tape t from what the last stage
+ * gives (logits) and the targets that `read` gave. `arg` is the pass's. */
 typedef dt_tensor *dt_pipeline_loss(void *arg, dt_tape *t, dt_tensor *y, dt_tensor *targets);
 
 /* One pass over a batch of samples [0, samples), `at_once` a microbatch; the last may be short. */
