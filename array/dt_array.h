@@ -29,8 +29,9 @@ const char *dt_tag_name(dt_tag tag);
 typedef struct dt_heap dt_heap;
 
 typedef struct dt_heap_options {
-    size_t limit_bytes; /* live bytes allowed; 0: what the machine has; on meta no limit */
-    int64_t fail_after; /* > 0: that allocation, counted from 1, fails (tests); 0: never */
+    size_t limit_bytes;   /* live bytes allowed; 0: what the machine has; on meta no limit */
+    int64_t fail_after;   /* > 0: that allocation, counted from 1, fails (tests); 0: never */
+    size_t reserve_bytes; /* address space, more than is ever used; 0: as much as the machine has */
 } dt_heap_options;
 
 /* Bytes asked for, exact, by tag and together. Peaks restart at dt_heap_reset_peaks. */
@@ -62,6 +63,10 @@ typedef struct dt_heap_map {
     uint64_t nonce;
 } dt_heap_map;
 dt_heap_map dt_heap_get_map(const dt_heap *heap);
+/* Map the heap of another process of this machine, as it describes it, into this one (munmap ends
+ * it). NULL with errno: it may not be opened, or (ESTALE) that process's file is another one, as
+ * where the processes do not see each other. */
+void *dt_heap_open_map(int pid, const dt_heap_map *theirs);
 
 /* A block of heap memory with a reference count. Open to the library: comm and fsdp empty and
  * refill it. */

@@ -8,8 +8,12 @@
 #include "array/heap_internal.h"
 
 #include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -272,15 +276,17 @@ dt_status dt_heap_create(dt_device device, const dt_heap_options *options, dt_he
         heap->fail_after = options->fail_after;
     for (int c = 0; c < NCLASSES; c++)
         heap->small[c].block_bytes = class_bytes(c);
+    if (getrandom(&heap->nonce, sizeof heap->nonce, 0) != (ssize_t)sizeof heap->nonce)
+        heap->nonce = (uint64_t)(uintptr_t)heap ^ (uint64_t)getpid() << 32;
+    const size_t reserve =
+        options != NULL && options->reserve_bytes > 0 ? options->reserve_bytes : machine_bytes();
     if (device.kind == DT_CPU) {
-        dt_status st = dti_pages_reserve(&heap->pages, machine_bytes());
+        dt_status st = dti_pages_reserve(&heap->pages, reserve, heap->nonce);
         if (st != DT_OK) {
             free(heap);
             return st;
         }
     }
-    if (getrandom(&heap->nonce, sizeof heap->nonce, 0) != (ssize_t)sizeof heap->nonce)
-        heap->nonce = (uint64_t)(uintptr_t)heap ^ (uint64_t)getpid() << 32;
     *heap_out = heap;
     return DT_OK;
 }
@@ -329,4 +335,25 @@ dt_heap_map dt_heap_get_map(const dt_heap *heap)
                          .base = heap->pages.base,
                          .bytes = heap->pages.npages * DTI_PAGE,
                          .nonce = heap->nonce};
+}
+
+void *dt_heap_open_map(int pid, const dt_heap_map *theirs)
+{
+    char path[64], name[64] = "", want[64];
+    (void)snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, theirs->fd);
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return NULL;
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    (void)snprintf(want, sizeof want, "/memfd:" DTI_HEAP_NAME " (deleted)",
+                   (unsigned long long)theirs->nonce);
+    void *base = MAP_FAILED;
+    if (readlink(path, name, sizeof name - 1) > 0 && strcmp(name, want) == 0)
+        base = mmap(NULL, theirs->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    else
+        errno = ESTALE;
+    const int error = errno;
+    close(fd);
+    errno = error;
+    return base == MAP_FAILED ? NULL : base;
 }

@@ -5,6 +5,7 @@
 #include "array/dt_array.h"
 
 enum { DTI_PAGE = 4096 };
+#define DTI_HEAP_NAME "dt_heap-%016llx"
 
 /* A run of free pages; of them, at most `dirty` were used before and hold memory of the system. */
 typedef struct dti_run {
@@ -25,7 +26,7 @@ typedef struct dti_pages {
 } dti_pages;
 
 /* Reserve up to `bytes`, or half of it and so on where the system refuses. Errors: DT_ERR_NOMEM. */
-DT_NODISCARD dt_status dti_pages_reserve(dti_pages *p, size_t bytes);
+DT_NODISCARD dt_status dti_pages_reserve(dti_pages *p, size_t bytes, uint64_t nonce);
 void dti_pages_release(dti_pages *p);
 /* n > 0 pages: the smallest free run that is long enough, its front. NULL: there is none. */
 void *dti_pages_take(dti_pages *p, size_t n);

@@ -4,6 +4,7 @@
 #include "array/heap_internal.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -11,10 +12,13 @@
 
 enum { MIN_RESERVE = 64 << 20 };
 
-/* Shared memory behind a file descriptor that peers can map; MAP_FAILED where refused. */
-static void *map_shared(size_t bytes, int *fd_out)
+/* Shared memory behind a file descriptor that peers can map; MAP_FAILED where refused. The file is
+ * called by its nonce, so that a peer can tell that it has opened the right one. */
+static void *map_shared(size_t bytes, uint64_t nonce, int *fd_out)
 {
-    const int low = memfd_create("dt_heap", MFD_CLOEXEC);
+    char name[40];
+    (void)snprintf(name, sizeof name, DTI_HEAP_NAME, (unsigned long long)nonce);
+    const int low = memfd_create(name, MFD_CLOEXEC);
     if (low < 0)
         return MAP_FAILED;
     /* Never 0 to 2: where a program was started with stdout closed, printing would write into
@@ -74,13 +78,13 @@ static dti_run remove_run(dti_pages *p, int64_t i)
     return r;
 }
 
-dt_status dti_pages_reserve(dti_pages *p, size_t bytes)
+dt_status dti_pages_reserve(dti_pages *p, size_t bytes, uint64_t nonce)
 {
     *p = (dti_pages){.fd = -1, .base = MAP_FAILED};
     for (; p->base == MAP_FAILED && bytes >= MIN_RESERVE; bytes /= 2) {
         bytes &= ~(size_t)(DTI_PAGE - 1);
         p->npages = bytes / DTI_PAGE;
-        p->base = map_shared(bytes, &p->fd);
+        p->base = map_shared(bytes, nonce, &p->fd);
         if (p->base == MAP_FAILED)
             p->base = map_private(bytes);
     }

@@ -33,6 +33,14 @@ static dt_status check_arrays(const dt_comm *comm, const dt_array *in, const dt_
     const dt_device_kind device = dt_heap_device(any->storage->heap).kind;
     DT_REQUIRE(device != DT_CUDA, DT_ERR_UNSUPPORTED, "backend of %s cannot move cuda arrays",
                comm->name);
+    const dt_heap *ours = comm->world->heap[DT_CPU];
+    for (int side = 0; side < 2; side++) {
+        const dt_array *a = side == 0 ? in : out;
+        DT_REQUIRE(!a || !comm->ops->shares || dt_array_is_meta(a) || a->storage->heap == ours,
+                   DT_ERR_ARG,
+                   "an array of another heap than dt_world_heap's: shm moves only those"
+                   " (DT_COMM=mpi moves any)");
+    }
     if (!in || !out)
         return DT_OK;
     DT_REQUIRE(in->dtype == out->dtype, DT_ERR_ARG, "in is %s, out is %s", dt_dtype_name(in->dtype),

@@ -92,8 +92,9 @@ dt_status dt_comm_create(dt_world *world, const int *ranks, int nranks, int chan
         if (ranks[i] == world->rank)
             comm->rank = i;
     make_name(comm);
+    comm->ops = world->ops;
     const bool talks = nranks > 1 && comm->rank >= 0;
-    const dt_status st = talks ? world->ops->comm_open(comm) : DT_OK;
+    const dt_status st = talks ? comm->ops->comm_open(comm) : DT_OK;
     if (st != DT_OK) {
         free(comm->ranks);
         free(comm);
@@ -114,7 +115,7 @@ void dti_comm_free(dt_comm *comm)
         link = &(*link)->next;
     *link = comm->next;
     if (comm->size > 1 && comm->rank >= 0)
-        world->ops->comm_close(comm);
+        comm->ops->comm_close(comm);
     free(comm->ranks);
     free(comm);
 }

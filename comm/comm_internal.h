@@ -4,8 +4,9 @@
  *   plan.c      builds a dt_work: which bytes go to whom                            host thread
  *   record.c    counts it, keeps it in the ring, prints DT_EXPLAIN's line           host thread
  *   lane.c      queues it on its channel's lane; runs it in order                   host or worker
- *   run.c       the algorithm, the same for all backends, in terms of `exchange`    host or worker
- *   threads.c, mpi.c, fake.c   exchange                                             host or worker
+ *   run.c       the algorithm in terms of `exchange`, for backends that move bytes  host or worker
+ *   mpi.c, fake.c   exchange                                                        host or worker
+ *   shm_call.c  the algorithm where ranks see each other's memory: threads.c, shm.c host or worker
  *   work.c      waits, gives storage references back                                host thread
  *
  * A work owns all the memory that running it needs before it is queued, so that workers never
@@ -42,8 +43,9 @@ typedef struct dti_exchange {
 } dti_exchange;
 
 typedef struct dti_backend {
-    bool lends; /* borrowing pieces are possible */
-    bool polls; /* point-to-point calls move only while somebody tests them */
+    bool lends;  /* borrowing pieces are possible */
+    bool shares; /* only arrays of the world's heap can be moved */
+    bool polls;  /* point-to-point calls move only while somebody tests them */
     dt_status (*comm_open)(dt_comm *comm);
     void (*comm_close)(dt_comm *comm);
     void (*world_close)(dt_world *world); /* may be NULL */
@@ -53,11 +55,23 @@ typedef struct dti_backend {
     dt_status (*exchange)(dt_work *w, const dti_exchange *x);
     /* Blocks until no peer reads this rank's bytes any more. */
     dt_status (*finish)(dt_work *w);
+    /* All of a collective call; NULL: run.c makes it of exchanges. */
+    dt_status (*collective)(dt_work *w);
     /* Point to point: begin; look whether it is done; forget it (true if it was done after all). */
     dt_status (*start)(dt_work *w);
     dt_status (*test)(dt_work *w, bool *done_out);
     bool (*cancel)(dt_work *w);
 } dti_backend;
+
+/* Point to point through memory: of the two calls the one that came first keeps the account. */
+typedef struct dti_flight {
+    const dt_work *partner;    /* who came second, as that rank addresses it; valid when `open` */
+    atomic_bool open;          /* chunks may be claimed */
+    atomic_uint claimed, done; /* chunks */
+    atomic_int landed;         /* 1 + status: what either call ends with */
+    atomic_uintptr_t *box;     /* where it waits */
+    unsigned looks;
+} dti_flight;
 
 typedef enum dti_state { DTI_QUEUED, DTI_RUNNING, DTI_FLYING, DTI_DONE } dti_state;
 
@@ -79,12 +93,15 @@ typedef struct dti_record {
 
 struct dt_work {
     dt_comm *comm;
+    dt_array memory; /* this work's own, where peers read it; else it is malloc's */
     dt_call kind;
     dt_reduce op;
     int peer; /* root, to, from: a rank of the communicator; -1: none */
     int n;
     int64_t sequence; /* on its communicator; apart for collectives and point to point */
     int64_t bytes;    /* payload, as counted */
+    int64_t whole;    /* bytes of all ranks' results, equal on all ranks: 0 for all_to_all */
+    uint64_t shape;   /* hash of what must be equal on all ranks */
     char label[DTI_LABEL_BYTES];
     bool host_values; /* a _sync call: not counted, no faults, no events */
     bool swap;        /* fault swap_shards */
@@ -96,7 +113,8 @@ struct dt_work {
     dti_record *record;
     dt_array staging;
     char *host_copy; /* bytes of no array: a _sync call's values, a barrier's tokens */
-    void *scratch;   /* the backend's */
+    dt_array host_memory;
+    void *scratch; /* the backend's */
 
     dt_trace *trace;
     double delay_s;    /* injected */
@@ -108,8 +126,7 @@ struct dt_work {
     dt_status status;
     char message[DTI_MESSAGE_BYTES];
     dt_work *next;
-    dt_work *next_posted; /* threads.c, guarded by the room's lock */
-    atomic_int landed;    /* threads.c: point to point, 1 + status */
+    dti_flight flight; /* shm_message.c */
 };
 
 /* The FIFO of one channel of a world. Who holds `running` runs the head of the queue. */
@@ -123,10 +140,9 @@ typedef struct dti_lane {
     pthread_t worker;
 } dti_lane;
 
-/* Whether and why a world is dead; shared by the ranks of a threads world. */
+/* Whether and why a world is dead; one for all ranks where they share memory. */
 typedef struct dti_fate {
-    atomic_int failed; /* 1 + the first rank that failed; 0: alive */
-    pthread_mutex_t lock;
+    atomic_int failed; /* 1 + the first rank that failed; 0: alive; -1: it is writing its message */
     char message[DTI_MESSAGE_BYTES];
 } dti_fate;
 
@@ -146,6 +162,7 @@ typedef enum dti_ring_state {
 
 struct dt_comm {
     dt_world *world;
+    const dti_backend *ops;
     int *ranks, size, rank, channel, refs;
     char axes[DTI_AXES_BYTES], name[DTI_NAME_BYTES];
     int64_t collectives, messages; /* issued so far */
@@ -159,6 +176,8 @@ struct dt_world {
     dt_backend backend;
     const dti_backend *ops; /* NULL: self */
     void *data;             /* the backend's */
+    void *mpi;              /* mpi.c's, for mpi and shm */
+    dt_heap *notes;         /* what else than arrays peers read; NULL: malloc will do */
     double timeout_s;
     int64_t piece;
     dt_heap_options heap_options;
@@ -171,6 +190,7 @@ struct dt_world {
     dti_fate *fate, own_fate;
     atomic_bool saw_peer_fail; /* an error of this rank was only that of another */
     dti_lane lane[DTI_CHANNELS];
+    int spins; /* looks of a wait before it gives its core away; 0 where ranks outnumber cores */
     dt_comm *comms, *all;
     int comms_created;
     dt_work
@@ -189,7 +209,6 @@ struct timespec dti_timespec(double seconds);
 void dti_pause(double since_s);
 
 /* fate.c */
-void dti_fate_init(dti_fate *fate);
 void dti_break(dt_world *world, const char *message); /* the first failure is kept */
 bool dti_broken(const dt_world *world);
 /* Fail a work: message = "<call> #<n> '<label>' on <communicator>: ...". Breaks the world. */
@@ -216,6 +235,8 @@ typedef struct dti_work_plan {
 } dti_work_plan;
 dt_status dti_work_create(dt_comm *comm, dti_work_plan plan, const char *label, dt_work **work_out);
 dt_status dti_work_scratch(dt_work *w); /* when the exchanges are built */
+/* Memory of a work beside it: host_copy. Zeroed, freed with it. */
+dt_status dti_work_host_copy(dt_work *w, size_t bytes);
 void dti_work_free(dt_work *w);
 
 /* plan.c */
@@ -243,12 +264,27 @@ dt_status dti_work_run(dt_work *w);
 void dti_prepare_faults(dt_work *w);
 void dti_apply_faults(dt_work *w);
 void dti_prepare_compare(dt_work *w);
+/* A hash of what must be equal on all ranks; bytes of the whole (0 for all_to_all). */
+uint64_t dti_shape_of(const dt_work *w, int64_t *whole_out);
 /* Elements [lo, hi) of n that rank r of k owns: chunks of ceil(n / k). */
 int64_t dti_chunk(int64_t n, int k, int r);
 
 /* reduce.c: dst may be one of the sources; a NULL source is zero. Serial. */
 void dti_add_terms(void *dst, int nsources, const void *const *source, int64_t n, dt_dtype dtype,
                    dt_reduce op);
+/* The same into n destinations, past the caches where `stream`. */
+typedef struct dti_targets {
+    char *const *at;
+    int n;
+    bool stream;
+} dti_targets;
+void dti_add_terms_to(dti_targets to, int nsources, const void *const *source, int64_t n,
+                      dt_dtype dtype, dt_reduce op);
+
+/* copy.c: dst and src do not overlap. A streaming copy goes past the caches; dti_copy_fence makes
+ * it visible. */
+void dti_copy(char *dst, const char *src, size_t bytes, bool stream);
+void dti_copy_fence(void);
 
 /* record.c */
 void dti_count_issue(dt_work *w);
@@ -262,6 +298,18 @@ dt_status dti_gather_sync(dt_comm *comm, const void *mine, size_t bytes, void *a
 /* Backends. */
 dt_status dti_mpi_open(dt_world *world);
 bool dti_mpi_launched(void);
+dt_status dti_mpi_open_comm(dt_comm *comm);
+void dti_mpi_close_comm(dt_comm *comm);
+void dti_mpi_close_world(dt_world *world);
+/* Every member's note, in the order of its ranks; those who meet create the same communicator. */
+dt_status dti_mpi_meet(dt_comm *comm, uint64_t note, uint64_t *notes);
+/* Everybody's bytes, in rank order. When worlds are created only: no deadline. */
+dt_status dti_mpi_gather(dt_world *world, const void *mine, size_t bytes, void *all);
+/* A number that ranks of one machine share. */
+dt_status dti_mpi_machine(dt_world *world, int *machine_out);
+/* After dti_mpi_open: move data through shared memory between ranks of one machine (`machines` > 0:
+ * pretended ones, of equally many ranks). DT_ERR_UNSUPPORTED on every rank if one cannot. */
+dt_status dti_shm_open(dt_world *world, int machines);
 dt_status dti_fake_open(dt_world *world, int rank, int size);
 typedef struct dti_group dti_group;
 dt_status dti_group_create(int nranks, dti_group **group_out);

@@ -23,6 +23,7 @@ typedef struct dt_work dt_work;
     X(SELF, "self")         \
     X(THREADS, "threads")   \
     X(MPI, "mpi")           \
+    X(SHM, "shm")           \
     X(FAKE, "fake")
 
 typedef enum dt_backend {
@@ -32,8 +33,9 @@ typedef enum dt_backend {
 } dt_backend;
 
 typedef struct dt_world_options {
-    dt_backend backend;       /* AUTO: mpi when launched by mpirun or srun, else self */
+    dt_backend backend;       /* AUTO: shm when launched by mpirun or srun, else self */
     int fake_rank, fake_size; /* FAKE: which rank of how many this process plays */
+    int machines;             /* SHM: > 0: pretend that the ranks run on so many (tests) */
     double timeout_s;         /* of every wait; 0: 300 */
     int64_t piece;            /* most elements moved by one call of the backend; 0: 2^28 */
     dt_trace *trace;          /* borrowed; NULL: none */
@@ -41,8 +43,11 @@ typedef struct dt_world_options {
 } dt_world_options;
 
 /* dt_world_create - join the world this process was launched in.
+ * SHM: ranks of one machine read and write each other's memory; MPI brings them together and
+ * carries data between machines. It moves only arrays of dt_world_heap. Where memory cannot be
+ * shared it becomes MPI, with a warning on stderr; dt_world_backend tells.
  * Environment, read once: DT_EXPLAIN=1, DT_CHECK=collective,replicas (comma list),
- * DT_FAULT=name,...
+ * DT_FAULT=name,..., DT_COMM=mpi or shm (what AUTO takes for launched ranks), DT_MACHINES=n.
  * Collective: all ranks.   Blocks: yes.   Errors: DT_ERR_UNSUPPORTED when the backend is not
  * built; DT_ERR_ARG for an unknown name in DT_CHECK or DT_FAULT. */
 DT_NODISCARD dt_status dt_world_create(const dt_world_options *options, dt_world **world_out);

@@ -4,26 +4,19 @@
  * the whole world is dead from then on: every later call fails at once with the first message. */
 #include "comm/comm_internal.h"
 
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-void dti_fate_init(dti_fate *fate)
-{
-    atomic_init(&fate->failed, 0);
-    pthread_mutex_init(&fate->lock, NULL);
-    fate->message[0] = '\0';
-}
-
 void dti_break(dt_world *world, const char *message)
 {
     dti_fate *fate = world->fate;
-    pthread_mutex_lock(&fate->lock);
-    if (atomic_load(&fate->failed) == 0) {
-        (void)snprintf(fate->message, sizeof fate->message, "%s", message);
-        atomic_store(&fate->failed, 1 + world->rank);
-    }
-    pthread_mutex_unlock(&fate->lock);
+    int nobody = 0;
+    if (!atomic_compare_exchange_strong(&fate->failed, &nobody, -1))
+        return;
+    (void)snprintf(fate->message, sizeof fate->message, "%s", message);
+    atomic_store(&fate->failed, 1 + world->rank);
 }
 
 bool dti_broken(const dt_world *world)
@@ -54,15 +47,17 @@ dt_status dti_work_fail(dt_work *w, dt_status st, const char *fmt, ...)
 dt_status dti_work_fail_peer(dt_work *w)
 {
     dt_world *world = w->comm->world;
-    char why[DTI_MESSAGE_BYTES];
-    pthread_mutex_lock(&world->fate->lock);
-    const int rank = atomic_load(&world->fate->failed) - 1;
-    (void)snprintf(why, sizeof why, "%s", world->fate->message);
-    pthread_mutex_unlock(&world->fate->lock);
+    const dti_fate *fate = world->fate;
+    for (int i = 0; i < 1000 && atomic_load(&fate->failed) < 0; i++)
+        (void)sched_yield();
+    const int rank = atomic_load(&fate->failed) - 1;
+    if (rank < 0)
+        return dti_work_fail(w, DT_ERR_COMM, "a rank failed and died before it had said how");
     if (rank != world->rank)
         atomic_store(&world->saw_peer_fail, true);
     return dti_work_fail(w, DT_ERR_COMM, "%s rank %d failed: %s",
-                         rank == world->rank ? "an earlier call of this" : "peer", rank, why);
+                         rank == world->rank ? "an earlier call of this" : "peer", rank,
+                         fate->message);
 }
 
 dt_status dti_work_fail_absent(dt_work *w, const bool *absent)

@@ -45,14 +45,14 @@ static void settle(dti_lane *lane, dt_work *w, dt_status st)
 static void test_flight(dti_lane *lane, dt_work *w)
 {
     bool landed = false;
-    dt_status st = w->comm->world->ops->test(w, &landed);
+    dt_status st = w->comm->ops->test(w, &landed);
     const double now = dti_now();
     if (st == DT_OK && landed && now < w->earliest_s)
         return;
-    if (st == DT_OK && !landed && dti_broken(w->comm->world) && !w->comm->world->ops->cancel(w))
+    if (st == DT_OK && !landed && dti_broken(w->comm->world) && !w->comm->ops->cancel(w))
         st = dti_work_fail_peer(w);
     else if (st == DT_OK && !landed && w->deadline_s > 0 && now > w->deadline_s &&
-             !w->comm->world->ops->cancel(w))
+             !w->comm->ops->cancel(w))
         st = dti_work_fail(w, DT_ERR_TIMEOUT, "waited %.3g s for rank %d to %s",
                            w->comm->world->timeout_s, w->comm->ranks[w->peer],
                            w->kind == DT_CALL_SEND ? "receive" : "send");
@@ -101,7 +101,7 @@ static void run_head(dti_lane *lane)
     dt_status st = is_message(w) ? DT_OK : land_flights(lane, w);
     pthread_mutex_unlock(&lane->lock);
     if (st == DT_OK)
-        st = is_message(w) ? w->comm->world->ops->start(w) : dti_work_run(w);
+        st = is_message(w) ? w->comm->ops->start(w) : dti_work_run(w);
     pthread_mutex_lock(&lane->lock);
     lane->running = false;
     if (st == DT_OK && is_message(w)) {
@@ -146,7 +146,7 @@ static void *work_on(void *arg)
     while (!lane->stop) {
         if (lane->head && !lane->running)
             run_head(lane);
-        else if (lane->flying && lane->flying->comm->world->ops->polls)
+        else if (lane->flying && lane->flying->comm->ops->polls)
             poll_flights(lane);
         else
             pthread_cond_wait(&lane->wake, &lane->lock);
@@ -268,7 +268,7 @@ void dti_lane_close(dt_world *world, dti_lane *lane)
         pthread_join(lane->worker, NULL);
     bury(world, lane->head);
     for (dt_work *w = lane->flying; w; w = w->next)
-        (void)world->ops->cancel(w);
+        (void)w->comm->ops->cancel(w);
     bury(world, lane->flying);
     pthread_mutex_destroy(&lane->lock);
     pthread_cond_destroy(&lane->wake);

@@ -49,6 +49,7 @@ static dt_status create_ranks(rank_thread *t, int nranks, const dt_world_options
     for (int r = 0; r < nranks; r++) {
         DT_TRY(dti_world_new(options, DT_BACKEND_THREADS, &t[r].world));
         dti_threads_open(t[r].world, group, r, nranks);
+        DT_TRY(dti_switches_read(t[r].world));
         DT_TRY(dti_world_ready(t[r].world));
     }
     return DT_OK;

@@ -22,7 +22,12 @@ static uint64_t hash_of(const dt_comm *comm)
     return hash;
 }
 
-static dt_status wait_to_meet(dt_comm *comm, MPI_Request *request, const uint64_t *hash)
+/* What a member tells the others. */
+typedef struct greeting {
+    uint64_t hash, note;
+} greeting;
+
+static dt_status wait_to_meet(dt_comm *comm, MPI_Request *request, const greeting *said)
 {
     const int k = comm->size;
     const double since = dti_now();
@@ -36,7 +41,7 @@ static dt_status wait_to_meet(dt_comm *comm, MPI_Request *request, const uint64_
             dti_pause(since);
     }
     for (int r = 0; r < k; r++)
-        DT_REQUIRE(r == comm->rank || hash[r] == hash[comm->rank], DT_ERR_COMM,
+        DT_REQUIRE(r == comm->rank || said[r].hash == said[comm->rank].hash, DT_ERR_COMM,
                    "creating %s: rank %d creates another communicator at this point", comm->name,
                    comm->ranks[r]);
     return DT_OK;
@@ -52,42 +57,78 @@ static bool take_back(int k, MPI_Request *request)
     return MPI_Testall(2 * k, request, &done, MPI_STATUSES_IGNORE) == MPI_SUCCESS && done;
 }
 
-/* Every member tells every other what it is about to create. */
-static dt_status meet(dt_comm *comm)
+dt_status dti_mpi_meet(dt_comm *comm, uint64_t note, uint64_t *notes)
 {
-    const mpi_world *mpi = comm->world->data;
-    const int k = comm->size;
-    uint64_t *hash = calloc((size_t)k, sizeof *hash);
+    const mpi_world *mpi = comm->world->mpi;
+    const int k = comm->size, bytes = (int)sizeof(greeting);
+    greeting *said = calloc((size_t)k, sizeof *said);
     MPI_Request *request = malloc(2 * (size_t)k * sizeof(MPI_Request));
-    if (!hash || !request) {
-        free(hash);
+    if (!said || !request) {
+        free(said);
         free(request);
         return DT_ERROR(DT_ERR_NOMEM, "a communicator of %d", k);
     }
-    hash[comm->rank] = hash_of(comm);
+    said[comm->rank] = (greeting){hash_of(comm), note};
     int error = MPI_SUCCESS;
     for (int r = 0; r < 2 * k; r++)
         request[r] = MPI_REQUEST_NULL;
     for (int r = 0; r < k && error == MPI_SUCCESS; r++)
         if (r != comm->rank)
-            error =
-                MPI_Irecv(&hash[r], 8, MPI_BYTE, comm->ranks[r], TAG_CREATE, mpi->all, &request[r]);
+            error = MPI_Irecv(&said[r], bytes, MPI_BYTE, comm->ranks[r], TAG_CREATE, mpi->all,
+                              &request[r]);
     for (int r = 0; r < k && error == MPI_SUCCESS; r++)
         if (r != comm->rank)
-            error = MPI_Isend(&hash[comm->rank], 8, MPI_BYTE, comm->ranks[r], TAG_CREATE, mpi->all,
-                              &request[k + r]);
-    const dt_status st = error == MPI_SUCCESS ? wait_to_meet(comm, request, hash)
+            error = MPI_Isend(&said[comm->rank], bytes, MPI_BYTE, comm->ranks[r], TAG_CREATE,
+                              mpi->all, &request[k + r]);
+    const dt_status st = error == MPI_SUCCESS ? wait_to_meet(comm, request, said)
                                               : DT_ERROR(DT_ERR_COMM, "MPI error %d", error);
+    for (int r = 0; r < k; r++)
+        notes[r] = said[r].note;
     if (take_back(k, request)) {
-        free(hash);
+        free(said);
         free(request);
     }
     return st; /* NOLINT(clang-analyzer-unix.Malloc): what is not freed may still be MPI's */
 }
 
+static dt_status meet(dt_comm *comm)
+{
+    uint64_t *notes = malloc((size_t)comm->size * sizeof *notes);
+    DT_REQUIRE(notes, DT_ERR_NOMEM, "a communicator of %d", comm->size);
+    const dt_status st = dti_mpi_meet(comm, 0, notes);
+    free(notes);
+    return st;
+}
+
+dt_status dti_mpi_gather(dt_world *world, const void *mine, size_t bytes, void *all)
+{
+    const mpi_world *mpi = world->mpi;
+    const int error =
+        MPI_Allgather(mine, (int)bytes, MPI_BYTE, all, (int)bytes, MPI_BYTE, mpi->all);
+    DT_REQUIRE(error == MPI_SUCCESS, DT_ERR_COMM, "MPI_Allgather: error %d", error);
+    return DT_OK;
+}
+
+/* The lowest rank of the machine. */
+dt_status dti_mpi_machine(dt_world *world, int *machine_out)
+{
+    const mpi_world *mpi = world->mpi;
+    MPI_Comm local;
+    int error =
+        MPI_Comm_split_type(mpi->all, MPI_COMM_TYPE_SHARED, world->rank, MPI_INFO_NULL, &local);
+    int lowest = world->rank;
+    if (error == MPI_SUCCESS) {
+        error = MPI_Bcast(&lowest, 1, MPI_INT, 0, local);
+        (void)MPI_Comm_free(&local);
+    }
+    DT_REQUIRE(error == MPI_SUCCESS, DT_ERR_COMM, "MPI_Comm_split_type: error %d", error);
+    *machine_out = lowest;
+    return DT_OK;
+}
+
 static int create(const dt_comm *comm, MPI_Comm *mpi_out)
 {
-    const mpi_world *mpi = comm->world->data;
+    const mpi_world *mpi = comm->world->mpi;
     MPI_Group all = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
     int error = MPI_Comm_group(mpi->all, &all);
     if (error == MPI_SUCCESS)
@@ -103,7 +144,7 @@ static int create(const dt_comm *comm, MPI_Comm *mpi_out)
     return error;
 }
 
-static dt_status open_comm(dt_comm *comm)
+dt_status dti_mpi_open_comm(dt_comm *comm)
 {
     DT_TRY(meet(comm));
     MPI_Comm *made = malloc(sizeof(MPI_Comm));
@@ -118,7 +159,7 @@ static dt_status open_comm(dt_comm *comm)
 }
 
 /* In a dead world MPI would wait for ever for the others. */
-static void close_comm(dt_comm *comm)
+void dti_mpi_close_comm(dt_comm *comm)
 {
     if (!dti_broken(comm->world))
         (void)MPI_Comm_free(comm->data);
@@ -127,9 +168,9 @@ static void close_comm(dt_comm *comm)
 
 /* ---- the world ---- */
 
-static void close_world(dt_world *world)
+void dti_mpi_close_world(dt_world *world)
 {
-    mpi_world *mpi = world->data;
+    mpi_world *mpi = world->mpi;
     if (!dti_broken(world)) {
         (void)MPI_Comm_free(&mpi->all);
         if (mpi->started)
@@ -177,9 +218,9 @@ dt_status dti_mpi_open(dt_world *world)
 {
     static const dti_backend ops = {
         .polls = true,
-        .comm_open = open_comm,
-        .comm_close = close_comm,
-        .world_close = close_world,
+        .comm_open = dti_mpi_open_comm,
+        .comm_close = dti_mpi_close_comm,
+        .world_close = dti_mpi_close_world,
         .scratch_bytes = dti_mpi_scratch_bytes,
         .exchange = dti_mpi_exchange,
         .finish = dti_mpi_finish,
@@ -200,7 +241,7 @@ dt_status dti_mpi_open(dt_world *world)
     DT_REQUIRE(error == MPI_SUCCESS, DT_ERR_COMM, "MPI_Comm_dup: error %d", error);
     (void)MPI_Comm_rank(mpi->all, &world->rank);
     (void)MPI_Comm_size(mpi->all, &world->size);
-    world->data = mpi;
+    world->mpi = mpi;
     world->ops = &ops;
     dt_error_context(world->rank, world->size, end_job);
     return DT_OK;

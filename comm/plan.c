@@ -103,8 +103,7 @@ static int64_t payload(const dt_work *w, int i, const dt_part *part)
 static dt_status plan_barrier(dt_work *w)
 {
     const int k = w->comm->size;
-    w->host_copy = calloc((size_t)k + 1, 1);
-    DT_REQUIRE(w->host_copy, DT_ERR_NOMEM, "a barrier of %d", k);
+    DT_TRY(dti_work_host_copy(w, (size_t)k + 1));
     w->first.element_bytes[0] = 1;
     repeat(w->first.send, (dti_piece){w->host_copy + k, 1}, k);
     for (int r = 0; r < k; r++)
@@ -133,7 +132,7 @@ static dt_status plan_staging(dt_work *w)
 
 dt_status dti_plan_work(dt_work *w, const dti_call_options *o, const dt_part *part)
 {
-    dt_world *world = w->comm->world;
+    const dt_world *world = w->comm->world;
     w->op = o->op;
     w->peer = o->peer;
     for (int i = 0; i < w->n && w->kind != DT_CALL_BARRIER; i++) {
@@ -149,11 +148,13 @@ dt_status dti_plan_work(dt_work *w, const dti_call_options *o, const dt_part *pa
     }
     if (w->kind == DT_CALL_BARRIER)
         DT_TRY(plan_barrier(w));
-    if (w->source && !world->ops->lends)
+    if (w->source && !w->comm->ops->lends)
         DT_TRY(plan_staging(w));
     w->trace = world->trace;
     w->delay_s = world->delay_mask >> w->kind & 1 ? world->delay_s : 0;
     dti_prepare_faults(w);
+    if (w->kind != DT_CALL_SEND && w->kind != DT_CALL_RECV)
+        w->shape = dti_shape_of(w, &w->whole);
     if (w->compare.n > 0)
         dti_prepare_compare(w);
     return dti_work_scratch(w);

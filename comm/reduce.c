@@ -1,14 +1,16 @@
 /* comm/reduce.c - sum (max, min) of one chunk's terms, in rank order.
  *
  * Serial, because communication workers run it. Terms add in f32 (f64 for f64) and are rounded to
- * the storage type once, at the end; integers wrap. NaN wins in max and min. */
+ * the storage type once, at the end; integers wrap. NaN wins in max and min. A block of sums is
+ * made in the first cache and then copied to where it is wanted: a destination may be a source. */
 #include "comm/comm_internal.h"
 
 #include "array/dt_half.h"
+#include "array/dt_kernels.h"
 
 #include <string.h>
 
-enum { BLOCK = 512 }; /* elements: the sums of a block stay in the first cache */
+enum { BLOCK = 1024 }; /* elements */
 
 #define TYPE      float
 #define SUM_TYPE  float
@@ -40,46 +42,88 @@ enum { BLOCK = 512 }; /* elements: the sums of a block stay in the first cache *
 #define IS_NAN(v) false
 #include "comm/reduce.inc"
 
-static void combine(void *acc, const void *x, int64_t n, dt_dtype dtype, dt_reduce op)
+/* acc = a op b; acc may be a. */
+static void combine(void *acc, const void *a, const void *b, int64_t n, dt_dtype dtype,
+                    dt_reduce op)
 {
     switch (dtype) {
-    case DT_F32: combine_f32(acc, x, n, op); break;
-    case DT_F64: combine_f64(acc, x, n, op); break;
-    case DT_I32: combine_i32(acc, x, n, op); break;
-    case DT_I64: combine_i64(acc, x, n, op); break;
-    case DT_U8: combine_u8(acc, x, n, op); break;
+    case DT_F32: combine_f32(acc, a, b, n, op); break;
+    case DT_F64: combine_f64(acc, a, b, n, op); break;
+    case DT_I32: combine_i32(acc, a, b, n, op); break;
+    case DT_I64: combine_i64(acc, a, b, n, op); break;
+    case DT_U8: combine_u8(acc, a, b, n, op); break;
     case DT_BF16:
     case DT_F16:
     case DT_NDTYPES: break; /* 16-bit floats come here as f32 */
     }
 }
 
-void dti_add_terms(void *dst, int nsources, const void *const *source, int64_t n, dt_dtype dtype,
-                   dt_reduce op)
+DT_CLONES static void add_two_bf16(float *restrict acc, const uint16_t *restrict a,
+                                   const uint16_t *restrict b, int64_t n)
 {
-    _Alignas(16) char acc[BLOCK * sizeof(double)];
-    _Alignas(16) char term[BLOCK * sizeof(double)];
+    for (int64_t i = 0; i < n; i++)
+        acc[i] = dt_bf16_to_f32(a[i]) + dt_bf16_to_f32(b[i]);
+}
+
+DT_CLONES static void add_bf16(float *restrict acc, const uint16_t *restrict x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        acc[i] += dt_bf16_to_f32(x[i]);
+}
+
+/* The terms of a block, at `offset` bytes; a NULL source is zero. */
+static const void *term_at(const void *const *source, int r, size_t offset)
+{
+    static const double zeros[BLOCK];
+    return source[r] ? (const char *)source[r] + offset : (const void *)zeros;
+}
+
+static void sum_halves(float *acc, int nsources, const void *const *source, size_t offset,
+                       int64_t n, dt_dtype dtype, dt_reduce op)
+{
+    float term[BLOCK];
+    int r = 0;
+    if (dtype == DT_BF16 && op == DT_REDUCE_SUM && nsources > 1) {
+        add_two_bf16(acc, term_at(source, 0, offset), term_at(source, 1, offset), n);
+        for (r = 2; r < nsources; r++)
+            add_bf16(acc, term_at(source, r, offset), n);
+        return;
+    }
+    dt_load_f32(dtype, term_at(source, 0, offset), acc, n);
+    for (r = 1; r < nsources; r++) {
+        dt_load_f32(dtype, term_at(source, r, offset), term, n);
+        combine(acc, acc, term, n, DT_F32, op);
+    }
+}
+
+void dti_add_terms_to(dti_targets to, int nsources, const void *const *source, int64_t n,
+                      dt_dtype dtype, dt_reduce op)
+{
+    _Alignas(64) char acc[BLOCK * sizeof(double)], rounded[BLOCK * sizeof(uint16_t)];
     const bool half = dtype == DT_BF16 || dtype == DT_F16;
-    const dt_dtype sums = half ? DT_F32 : dtype;
-    const size_t element = dt_dtype_size(dtype), wide = dt_dtype_size(sums);
+    const size_t element = dt_dtype_size(dtype);
     for (int64_t lo = 0; lo < n; lo += BLOCK) {
         const int64_t count = n - lo < BLOCK ? n - lo : BLOCK;
         const size_t offset = (size_t)lo * element;
-        for (int r = 0; r < nsources; r++) {
-            char *to = r == 0 ? acc : term;
-            const char *from = source[r];
-            if (!from)
-                memset(to, 0, (size_t)count * wide);
-            else if (half)
-                dt_load_f32(dtype, from + offset, (float *)(void *)to, count);
-            else
-                memcpy(to, from + offset, (size_t)count * wide);
-            if (r > 0)
-                combine(acc, term, count, sums, op);
+        const void *sum = half ? rounded : acc;
+        if (half) {
+            sum_halves((float *)(void *)acc, nsources, source, offset, count, dtype, op);
+            dt_store_f32(dtype, (const float *)(const void *)acc, rounded, count);
+        } else if (nsources == 1) {
+            memcpy(acc, term_at(source, 0, offset), (size_t)count * element);
+        } else {
+            combine(acc, term_at(source, 0, offset), term_at(source, 1, offset), count, dtype, op);
+            for (int r = 2; r < nsources; r++)
+                combine(acc, acc, term_at(source, r, offset), count, dtype, op);
         }
-        if (half)
-            dt_store_f32(dtype, (const float *)(const void *)acc, (char *)dst + offset, count);
-        else
-            memcpy((char *)dst + offset, acc, (size_t)count * wide);
+        for (int t = 0; t < to.n; t++)
+            dti_copy(to.at[t] + offset, sum, (size_t)count * element, to.stream);
     }
+}
+
+void dti_add_terms(void *dst, int nsources, const void *const *source, int64_t n, dt_dtype dtype,
+                   dt_reduce op)
+{
+    char *const at[] = {dst};
+    dti_add_terms_to((dti_targets){.at = at, .n = 1}, nsources, source, n, dtype, op);
 }

@@ -46,7 +46,7 @@ static void add_up(dt_work *w)
 
 static dt_status exchange(dt_work *w, const dti_exchange *x)
 {
-    const dt_status st = w->comm->world->ops->exchange(w, x);
+    const dt_status st = w->comm->ops->exchange(w, x);
     if (st == DT_OK)
         keep_own_pieces(w, x);
     return st;
@@ -57,7 +57,7 @@ static dt_status compare_calls(dt_work *w)
 {
     dt_status st = exchange(w, &w->compare);
     if (st == DT_OK)
-        st = w->comm->world->ops->finish(w);
+        st = w->comm->ops->finish(w);
     for (int r = 1; st == DT_OK && r < w->comm->size; r++) {
         if (w->record[r].hash == w->record[0].hash)
             continue;
@@ -71,13 +71,15 @@ static dt_status compare_calls(dt_work *w)
 
 dt_status dti_work_run(dt_work *w)
 {
-    const dti_backend *ops = w->comm->world->ops;
+    const dti_backend *ops = w->comm->ops;
     if (w->delay_s > 0) {
         const struct timespec nap = dti_timespec(w->delay_s);
         (void)nanosleep(&nap, NULL);
     }
     w->deadline_s = dti_now() + w->comm->world->timeout_s;
     dt_status st = w->compare.n > 0 ? compare_calls(w) : DT_OK;
+    if (ops->collective)
+        return st == DT_OK ? ops->collective(w) : st;
     if (st == DT_OK)
         st = exchange(w, &w->first);
     if (st == DT_OK && w->source)
@@ -87,43 +89,49 @@ dt_status dti_work_run(dt_work *w)
     return st == DT_OK ? ops->finish(w) : st;
 }
 
-/* ---- DT_CHECK=collective ---- */
+/* ---- what must be equal on all ranks ---- */
 
-static uint64_t mix(uint64_t hash, const void *data, size_t bytes)
+static uint64_t mix(uint64_t hash, uint64_t word)
 {
-    const unsigned char *p = data; /* FNV-1a */
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ p[i]) * 0x100000001b3u;
-    return hash;
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15u;
+    return hash ^ hash >> 29;
 }
 
-/* Only what must be equal on all ranks: pieces of an all-to-all differ, their sizes are checked
- * when they move. */
-void dti_prepare_compare(dt_work *w)
+/* Pieces of an all-to-all differ between ranks: their sizes are checked when they move. */
+uint64_t dti_shape_of(const dt_work *w, int64_t *whole_out)
 {
-    const int k = w->comm->size, me = w->comm->rank;
-    const int64_t head[] = {(int64_t)w->kind, (int64_t)w->op, w->peer, w->n};
-    uint64_t hash = mix(0xcbf29ce484222325u, head, sizeof head);
-    hash = mix(hash, w->label, strlen(w->label));
-    int64_t total = 0;
-    for (int i = 0; i < w->n; i++) {
+    const int k = w->comm->size;
+    const bool gathers = w->kind == DT_CALL_ALL_GATHER || w->kind == DT_CALL_BROADCAST;
+    const bool cut = w->kind == DT_CALL_ALL_GATHER || w->kind == DT_CALL_REDUCE_SCATTER;
+    uint64_t hash = mix((uint64_t)w->kind, (uint64_t)w->op);
+    int64_t whole = 0;
+    for (int i = 0; i < w->n && w->kind != DT_CALL_BARRIER; i++) {
         const dti_operand *o = &w->operand[i];
-        const int dtype = (int)o->dtype;
-        const bool gathers = w->kind == DT_CALL_ALL_GATHER || w->kind == DT_CALL_BROADCAST;
-        hash = mix(hash, &dtype, sizeof dtype);
+        hash = mix(hash, (uint64_t)o->dtype);
         if (w->kind == DT_CALL_ALL_TO_ALL)
             continue;
         const int64_t count = dt_array_count(gathers ? &o->out : &o->in);
-        hash = mix(hash, &count, sizeof count);
-        total += count;
+        hash = mix(hash, (uint64_t)count);
+        whole += count * (int64_t)dt_dtype_size(o->dtype);
         const dti_piece *pieces = gathers ? w->first.recv : w->first.send;
-        for (int r = 0; r < k && w->first.n > 0 && w->kind != DT_CALL_BROADCAST; r++)
-            hash = mix(hash, &pieces[i * k + r].bytes, sizeof pieces->bytes);
+        for (int r = 0; r < k && w->first.n > 0 && cut; r++)
+            hash = mix(hash, pieces[i * k + r].bytes);
     }
+    *whole_out = whole;
+    return hash;
+}
+
+/* For DT_CHECK=collective also the label. */
+void dti_prepare_compare(dt_work *w)
+{
+    const int k = w->comm->size, me = w->comm->rank;
+    uint64_t hash = mix(mix(w->shape, (uint64_t)w->n), (uint64_t)w->peer);
+    for (const char *c = w->label; *c; c++)
+        hash = mix(hash, (unsigned char)*c);
     char call[80];
     (void)snprintf(call, sizeof call, "%s '%.48s'", dt_call_name(w->kind), w->label);
-    (void)snprintf(w->record[me].text, sizeof w->record[me].text, "%s of %d, %lld elements", call,
-                   w->n, (long long)total);
+    (void)snprintf(w->record[me].text, sizeof w->record[me].text, "%s of %d, %lld bytes", call,
+                   w->n, (long long)w->whole);
     w->record[me].hash = hash;
     for (int r = 0; r < k; r++) {
         w->compare.send[r] = (dti_piece){(char *)&w->record[me], sizeof w->record[me]};

@@ -22,18 +22,20 @@ dt_status dti_gather_sync(dt_comm *comm, const void *mine, size_t bytes, void *a
     DT_TRY(dti_work_create(comm, plan, label, &w));
     w->host_values = true;
     w->first.element_bytes[0] = 1;
-    w->host_copy = malloc(bytes);
-    if (!w->host_copy) {
+    dt_status st = dti_work_host_copy(w, bytes);
+    if (st != DT_OK) {
         dti_work_free(w);
-        return DT_ERROR(DT_ERR_NOMEM, "%zu bytes of host values", bytes);
+        return st;
     }
     memcpy(w->host_copy, mine, bytes);
+    w->whole = (int64_t)bytes * comm->size;
+    w->shape = bytes;
     for (int r = 0; r < comm->size; r++) {
         w->first.send[r] = (dti_piece){w->host_copy, bytes};
         w->first.recv[r] = (dti_piece){(char *)all + (size_t)r * bytes, bytes};
     }
     w->sequence = comm->collectives++;
-    dt_status st = dti_work_scratch(w);
+    st = dti_work_scratch(w);
     if (st == DT_OK)
         st = dti_lane_issue(w);
     if (st != DT_OK) {

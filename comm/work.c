@@ -50,12 +50,26 @@ static size_t carve_work(char *base, dti_work_plan p)
     return used;
 }
 
+/* Zeroed; where peers can read it if the world has such a place, then `array_out` is what to give
+ * back. */
+static void *take(const dt_world *world, size_t bytes, dt_array *array_out)
+{
+    if (!world->notes)
+        return calloc(1, bytes);
+    const dt_shape shape = DT_SHAPE((int64_t)bytes);
+    if (dt_array_create(world->notes, DT_U8, shape, DT_TAG_COMM, array_out) != DT_OK)
+        return NULL;
+    return memset(dt_array_data(array_out), 0, bytes);
+}
+
 dt_status dti_work_create(dt_comm *comm, dti_work_plan plan, const char *label, dt_work **work_out)
 {
-    char *base = calloc(1, carve_work(NULL, plan));
+    dt_array memory = {0};
+    char *base = take(comm->world, carve_work(NULL, plan), &memory);
     DT_REQUIRE(base, DT_ERR_NOMEM, "a call of %d parts", plan.n);
     (void)carve_work(base, plan);
     dt_work *w = (dt_work *)(void *)base;
+    w->memory = memory;
     w->comm = comm;
     w->kind = plan.kind;
     w->n = plan.n;
@@ -67,10 +81,25 @@ dt_status dti_work_create(dt_comm *comm, dti_work_plan plan, const char *label, 
 
 dt_status dti_work_scratch(dt_work *w)
 {
-    const size_t bytes = w->comm->world->ops->scratch_bytes(w);
+    const size_t bytes = w->comm->ops->scratch_bytes ? w->comm->ops->scratch_bytes(w) : 0;
     w->scratch = bytes > 0 ? malloc(bytes) : NULL;
     DT_REQUIRE(bytes == 0 || w->scratch, DT_ERR_NOMEM, "requests of a call of %d parts", w->n);
     return DT_OK;
+}
+
+dt_status dti_work_host_copy(dt_work *w, size_t bytes)
+{
+    w->host_copy = take(w->comm->world, bytes, &w->host_memory);
+    DT_REQUIRE(w->host_copy, DT_ERR_NOMEM, "%zu bytes of host values", bytes);
+    return DT_OK;
+}
+
+static void give(dt_array *memory, void *base)
+{
+    if (memory->storage)
+        dt_array_release(memory);
+    else
+        free(base);
 }
 
 void dti_work_free(dt_work *w)
@@ -81,9 +110,10 @@ void dti_work_free(dt_work *w)
         free(w->operand[i].saved);
     }
     dt_array_release(&w->staging);
-    free(w->host_copy);
+    give(&w->host_memory, w->host_copy);
     free(w->scratch);
-    free(w);
+    dt_array memory = w->memory;
+    give(&memory, w);
 }
 
 bool dt_work_done(dt_work *work)

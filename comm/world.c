@@ -62,7 +62,6 @@ dt_status dti_world_new(const dt_world_options *options, dt_backend backend, dt_
     world->heap_options = o.heap;
     world->trace = o.trace;
     world->fate = &world->own_fate;
-    dti_fate_init(&world->own_fate);
     for (int i = 0; i < DTI_CHANNELS; i++)
         dti_lane_open(&world->lane[i]);
     *world_out = world;
@@ -71,7 +70,6 @@ dt_status dti_world_new(const dt_world_options *options, dt_backend backend, dt_
 
 dt_status dti_world_ready(dt_world *world)
 {
-    DT_TRY(dti_switches_read(world));
     warn_of_narrow_affinity();
     int *ranks = malloc((size_t)world->size * sizeof *ranks);
     DT_REQUIRE(ranks, DT_ERR_NOMEM, "ranks of a world of %d", world->size);
@@ -85,22 +83,59 @@ dt_status dti_world_ready(dt_world *world)
     return DT_OK;
 }
 
+/* DT_COMM=mpi or shm: what carries data between the ranks that mpirun or srun started. */
+static dt_status choose_backend(dt_backend *backend_out)
+{
+    const char *text = getenv("DT_COMM");
+    DT_REQUIRE(!text || strcmp(text, "mpi") == 0 || strcmp(text, "shm") == 0, DT_ERR_ARG,
+               "DT_COMM=%s is unknown; legal: mpi, shm", text);
+    const bool mpi = text && strcmp(text, "mpi") == 0;
+    *backend_out = !dti_mpi_launched() ? DT_BACKEND_SELF : mpi ? DT_BACKEND_MPI : DT_BACKEND_SHM;
+    return DT_OK;
+}
+
+/* Through MPI it works too, only slower. */
+static dt_status share_memory(dt_world *world, int machines)
+{
+    const char *text = getenv("DT_MACHINES");
+    if (machines == 0 && text)
+        machines = (int)strtol(text, NULL, 10);
+    world->backend = DT_BACKEND_MPI;
+    if (world->size == 1)
+        return DT_OK;
+    DT_REQUIRE(machines >= 0 && machines <= world->size, DT_ERR_ARG,
+               "machines=%d must be at most the %d ranks", machines, world->size);
+    const dt_status st = dti_shm_open(world, machines);
+    if (st == DT_OK)
+        world->backend = DT_BACKEND_SHM;
+    if (st != DT_ERR_UNSUPPORTED)
+        return st;
+    if (world->rank == 0)
+        (void)fprintf(stderr, "warning: ranks do not share memory, MPI carries their data: %s\n",
+                      dt_error_trace());
+    return DT_OK;
+}
+
 dt_status dt_world_create(const dt_world_options *options, dt_world **world_out)
 {
     dt_backend backend = options ? options->backend : DT_BACKEND_AUTO;
     if (backend == DT_BACKEND_AUTO)
-        backend = dti_mpi_launched() ? DT_BACKEND_MPI : DT_BACKEND_SELF;
+        DT_TRY(choose_backend(&backend));
+    const bool launched = backend == DT_BACKEND_MPI || backend == DT_BACKEND_SHM;
     DT_REQUIRE(backend != DT_BACKEND_THREADS, DT_ERR_ARG,
                "ranks as threads are started by dt_world_run_threads");
     dt_world *world;
     DT_TRY(dti_world_new(options, backend, &world));
     dt_status st = DT_OK;
-    if (backend == DT_BACKEND_MPI)
+    if (launched)
         DT_TRY_TO(fail, st, dti_mpi_open(world));
     if (backend == DT_BACKEND_FAKE)
         DT_TRY_TO(fail, st, dti_fake_open(world, options->fake_rank, options->fake_size));
-    if (backend != DT_BACKEND_MPI)
+    if (!launched)
         dt_error_context(0, 1, NULL);
+    DT_TRY_TO(fail, st, dti_switches_read(world));
+    if (backend == DT_BACKEND_SHM)
+        DT_TRY_TO(fail, st, share_memory(world, options ? options->machines : 0));
     DT_TRY_TO(fail, st, dti_world_ready(world));
     *world_out = world;
     return DT_OK;
@@ -134,7 +169,6 @@ void dt_world_destroy(dt_world **world)
         close_heap(w, &w->heap[i]);
     if (w->ops && w->ops->world_close)
         w->ops->world_close(w);
-    pthread_mutex_destroy(&w->own_fate.lock);
     free(w);
     *world = NULL;
 }

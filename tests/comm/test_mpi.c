@@ -1,11 +1,14 @@
-/* tests/comm/test_mpi.c - the mpi backend, run by tools/mpirun on 1, 2 or 4 ranks: the cases of
- * cases.h give the same bytes as rank threads in one process, whatever the size of messages; a rank
- * that does not come is named. All ranks pass or fail together, so that none waits for another.
+/* tests/comm/test_mpi.c - the mpi and shm backends, run by tools/mpirun on 1, 2 or 4 ranks: the
+ * cases of cases.h give the same bytes as rank threads in one process, whatever the size of
+ * messages and on pretended machines; a rank that does not come is named. DT_COMM says which backend the
+ * other tests run on. All ranks pass or fail together, so that none waits for another.
  *
- * `test_mpi die`: rank 1 gives up while rank 0 waits; the job must end (test_mpi_die.sh). */
+ * `test_mpi die`: rank 1 gives up while rank 0 waits; the job must end (test_mpi_die.sh).
+ * `test_mpi killed`, `killed_message`: rank 1 is killed while rank 0 waits for it. */
 #include "tests/comm/lanes.h"
 
 #include <mpi.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,16 +72,25 @@ static dt_status cases_of_mpi(const dt_world_options *options, int channel, bool
     return st;
 }
 
-/* Message sizes in elements: all at once, the 1 Ki, and odd ones. */
+/* mpi: message sizes in elements: all at once, the 1 Ki, and odd ones. */
 START_TEST(same_bytes_as_threads)
 {
     static const struct {
+        dt_backend backend;
+        int machines;
         int64_t piece;
         int channel;
         bool large;
-    } runs[] = {{0, 0, true}, {1024, 1, true}, {3, 2, false}, {1, 0, false}};
-    const dt_world_options options = {
-        .backend = DT_BACKEND_MPI, .piece = runs[_i].piece, .timeout_s = 20};
+    } runs[] = {{DT_BACKEND_MPI, 0, 0, 0, true},    {DT_BACKEND_MPI, 0, 1024, 1, true},
+                {DT_BACKEND_MPI, 0, 3, 2, false},   {DT_BACKEND_MPI, 0, 1, 0, false},
+                {DT_BACKEND_SHM, 0, 0, 0, true},    {DT_BACKEND_SHM, 0, 0, 2, true},
+                {DT_BACKEND_SHM, 2, 1024, 1, true}, {DT_BACKEND_SHM, 3, 0, 0, true}};
+    if (runs[_i].machines > size_of_all())
+        return;
+    const dt_world_options options = {.backend = runs[_i].backend,
+                                      .machines = runs[_i].machines,
+                                      .piece = runs[_i].piece,
+                                      .timeout_s = 20};
     thread_arg threads = {.rank = rank_of_all(), .large = runs[_i].large};
     dt_status st = dt_world_run_threads(size_of_all(), NULL, cases_of_threads, &threads);
     ck_all(st == DT_OK, "threads: %s", dt_error_trace());
@@ -143,7 +155,9 @@ static dt_status in_world(double timeout_s, dt_status (*body)(dt_world *world))
     dt_world *world;
     const dt_world_options options = {.timeout_s = timeout_s};
     DT_TRY(dt_world_create(&options, &world));
-    TEST_THAT(dt_world_backend(world) == DT_BACKEND_MPI, "launched by mpirun");
+    const char *text = getenv("DT_COMM");
+    const bool shm = dt_world_size(world) > 1 && !(text && strcmp(text, "mpi") == 0);
+    TEST_THAT(dt_world_backend(world) == (shm ? DT_BACKEND_SHM : DT_BACKEND_MPI), "by mpirun");
     const dt_status st = body(world);
     if (st == DT_OK)
         dt_world_destroy(&world);
@@ -191,7 +205,9 @@ static dt_status absence(dt_world *world)
     if (dt_world_rank(world) != 1) {
         dt_work *work;
         DT_TRY(dt_barrier(dt_world_comm(world), "lonely", &work));
-        st = test_expect(dt_work_wait(&work), DT_ERR_TIMEOUT, "rank 1 ", "dt_work_wait");
+        const dt_status waited = dt_work_wait(&work); /* COMM: of one who gave up before me */
+        const dt_status want = waited == DT_ERR_COMM ? DT_ERR_COMM : DT_ERR_TIMEOUT;
+        st = test_expect(waited, want, "for rank 1 to arrive", "dt_work_wait");
     }
     MPI_Barrier(MPI_COMM_WORLD);
     return st;
@@ -218,12 +234,32 @@ static int die(void)
     return 0;
 }
 
+static int lose(bool message)
+{
+    dt_world *world;
+    DT_MUST(dt_world_create(NULL, &world));
+    dt_array x;
+    DT_MUST(case_floats(world, 3, 1, &x));
+    dt_array *const room = &x;
+    dt_work *work;
+    DT_MUST(dt_barrier(dt_world_comm(world), "before", &work));
+    DT_MUST(dt_work_wait(&work));
+    if (dt_world_rank(world) == 1)
+        (void)raise(SIGKILL);
+    if (message)
+        DT_MUST(dt_recv(dt_world_comm(world), 1, 1, &room, "last words", &work));
+    else
+        DT_MUST(dt_barrier(dt_world_comm(world), "after", &work));
+    DT_MUST(dt_work_wait(&work));
+    return 0;
+}
+
 static Suite *make_suite(void)
 {
     Suite *suite = suite_create("comm mpi");
     TCase *tc = tcase_create("mpi");
     tcase_set_timeout(tc, 100);
-    tcase_add_loop_test(tc, same_bytes_as_threads, 0, 4);
+    tcase_add_loop_test(tc, same_bytes_as_threads, 0, 8);
     tcase_add_test(tc, lanes_keep_order_and_overlap);
     tcase_add_test(tc, ranks_agree_and_disagree);
     tcase_add_test(tc, absent_rank_is_named); /* last: its messages are never taken */
@@ -235,6 +271,8 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "die") == 0)
         return die();
+    if (argc > 1 && strncmp(argv[1], "killed", 6) == 0)
+        return lose(strcmp(argv[1], "killed") != 0);
     int level = 0;
     MPI_Init_thread(&argc, &argv, MPI_THREAD_MULTIPLE, &level);
     const int status = test_main(make_suite());

@@ -1,0 +1,174 @@
+/* comm/shm_room.c - rendezvous in shared memory.
+ *
+ * A wait first spins where each rank has a core, then gives the core away 20 times, then sleeps in
+ * the kernel (futex) in slices; between slices it looks whether the world is dead, the deadline has
+ * passed or the process waited for has ended. So it costs a fraction of a microsecond when all are
+ * there, and survives more ranks than cores. Read next: shm_call.c. */
+#include "comm/shm_internal.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { YIELDS = 20 };
+
+#if defined(__x86_64__)
+#define RELAX() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define RELAX() __asm__ volatile("isb")
+#else
+#define RELAX() ((void)0)
+#endif
+
+size_t dti_desk_bytes(int members)
+{
+    return sizeof(dti_desk) + (size_t)members * sizeof(dti_pair);
+}
+
+dti_room *dti_room_new(int members)
+{
+    const size_t k = (size_t)members;
+    dti_room *r = calloc(1, sizeof *r + k * 4 * sizeof(void *));
+    if (!r)
+        return NULL;
+    r->desk = (dti_desk **)(void *)(r + 1);
+    r->peer = (const dti_peer **)(void *)(r->desk + k);
+    r->to = (char **)(void *)(r->peer + k);
+    r->from = (const void **)(void *)(r->to + k);
+    return r;
+}
+
+dti_slip *dti_room_own_slip(const dt_comm *comm)
+{
+    const dti_room *r = comm->data;
+    return &r->desk[comm->rank]->slip[(r->here + 1) & 1];
+}
+
+const dti_slip *dti_room_slip(const dt_comm *comm, int member)
+{
+    const dti_room *r = comm->data;
+    return &r->desk[member]->slip[r->here & 1];
+}
+
+bool dti_peer_is_dead(const dti_peer *peer)
+{
+    struct pollfd look = {.fd = peer->pidfd, .events = POLLIN};
+    return peer->pidfd >= 0 && poll(&look, 1, 0) > 0;
+}
+
+static bool has_come(const dti_desk *desk, unsigned number)
+{
+    const unsigned arrived = atomic_load_explicit(&desk->arrived, memory_order_acquire);
+    return (int)(arrived - number) >= 0;
+}
+
+static void raise_flag(dti_desk *desk, unsigned number)
+{
+    atomic_store(&desk->arrived, number);
+    if (atomic_load(&desk->sleepers) > 0)
+        (void)syscall(SYS_futex, &desk->arrived, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+static void sleep_until_raised(dti_desk *desk, unsigned number)
+{
+    const struct timespec slice = {.tv_nsec = DTI_SLICE_MS * 1000000L};
+    atomic_fetch_add(&desk->sleepers, 1);
+    const unsigned arrived = atomic_load(&desk->arrived);
+    if ((int)(arrived - number) < 0)
+        (void)syscall(SYS_futex, &desk->arrived, FUTEX_WAIT, arrived, &slice, NULL, 0);
+    atomic_fetch_sub(&desk->sleepers, 1);
+}
+
+static dt_status fail_absent(dt_work *w)
+{
+    const dti_room *r = w->comm->data;
+    bool *absent = calloc((size_t)w->comm->size, sizeof *absent);
+    if (!absent)
+        return dti_work_fail(w, DT_ERR_TIMEOUT, "deadline passed");
+    for (int i = 0; i < w->comm->size; i++)
+        absent[i] = !has_come(r->desk[i], r->here);
+    const dt_status st = dti_work_fail_absent(w, absent);
+    free(absent);
+    return st;
+}
+
+/* A rank that failed says so before it ends: look for that last. */
+static dt_status check_absent(dt_work *w, int member)
+{
+    const dti_room *r = w->comm->data;
+    const bool dead = dti_peer_is_dead(r->peer[member]);
+    if (dti_broken(w->comm->world))
+        return dti_work_fail_peer(w);
+    if (dead && !has_come(r->desk[member], r->here))
+        return dti_work_fail(w, DT_ERR_COMM, "rank %d has died (process %d)",
+                             w->comm->ranks[member], r->peer[member]->pid);
+    return dti_now() > w->deadline_s ? fail_absent(w) : DT_OK;
+}
+
+static dt_status wait_for(dt_work *w, int member)
+{
+    const dti_room *r = w->comm->data;
+    dti_desk *desk = r->desk[member];
+    const int spins = w->comm->channel == 0 ? w->comm->world->spins : 0;
+    for (int i = 0; i <= spins; i++) {
+        if (has_come(desk, r->here))
+            return DT_OK;
+        RELAX();
+    }
+    for (int i = 0; i < YIELDS; i++) {
+        if (has_come(desk, r->here))
+            return DT_OK;
+        (void)sched_yield();
+    }
+    while (!has_come(desk, r->here)) {
+        const dt_status st = check_absent(w, member);
+        if (st != DT_OK)
+            return st;
+        sleep_until_raised(desk, r->here);
+    }
+    return DT_OK;
+}
+
+static dt_status compare_slips(dt_work *w, const dti_slip *mine, const dti_slip *theirs, int member)
+{
+    const bool enters = mine->step == DTI_STEP_STAGED || mine->step == DTI_STEP_DIRECT;
+    const bool alike = theirs->kind == mine->kind && theirs->peer == mine->peer &&
+                       theirs->n == mine->n && theirs->shape == mine->shape;
+    if (theirs->step == mine->step && (alike || !enters))
+        return DT_OK;
+    return dti_work_fail(w, DT_ERR_COMM,
+                         "rank %d makes a different call: %s of %d parts, %lld bytes where this "
+                         "rank expects %d parts, %lld bytes, and the same root, types and sizes",
+                         w->comm->ranks[member], dt_call_name(theirs->kind), theirs->n,
+                         (long long)theirs->whole, mine->n, (long long)mine->whole);
+}
+
+dt_status dti_room_meet(dt_work *w, dti_step step, const dti_exchange *table)
+{
+    dt_comm *comm = w->comm;
+    dti_room *r = comm->data;
+    if (dti_broken(comm->world))
+        return dti_work_fail_peer(w);
+    dti_slip *mine = dti_room_own_slip(comm);
+    mine->step = step;
+    mine->kind = w->kind;
+    mine->peer = w->peer;
+    mine->n = w->n;
+    mine->whole = w->whole;
+    mine->shape = w->shape;
+    mine->work = w;
+    mine->table = table;
+    r->here++;
+    raise_flag(r->desk[comm->rank], r->here);
+    dt_status st = DT_OK;
+    for (int i = 1; st == DT_OK && i < comm->size; i++)
+        st = wait_for(w, (comm->rank + i) % comm->size);
+    for (int p = 0; st == DT_OK && p < comm->size; p++)
+        st = compare_slips(w, mine, dti_room_slip(comm, p), p);
+    return st;
+}
