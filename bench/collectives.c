@@ -6,9 +6,10 @@
  * the repetitions, a repetition being what the slowest rank takes. The limit of a call is the least
  * number of bytes it must move (each read once, each written once), at the rate of streaming copies
  * by all ranks at once. Of B bytes, the whole buffer, on n ranks: all-gather and reduce-scatter
- * (n + 1) B, all-reduce and all-to-all 2 n B, broadcast n B, a message 2 B. Below 4 MiB all of it is
- * in the caches and the fraction means nothing. The last column compares with what a prototype led
- * us to expect. A machine that others use meanwhile gives no verdicts: a probe looks for that first. */
+ * (n + 1) B, all-reduce and all-to-all 2 n B, broadcast n B, a message 2 B. Below 4 MiB all of it
+ * is in the caches and the fraction means nothing. The last column compares with what a prototype
+ * led us to expect. A machine that others use meanwhile gives no verdicts: a probe looks for that.
+ */
 #include "comm/comm_internal.h"
 
 #include "array/dt_half.h"

@@ -36,7 +36,8 @@ static dt_status check_arrays(const dt_comm *comm, const dt_array *in, const dt_
     const dt_heap *ours = comm->world->heap[DT_CPU];
     for (int side = 0; side < 2; side++) {
         const dt_array *a = side == 0 ? in : out;
-        DT_REQUIRE(!a || !comm->ops->shares || dt_array_is_meta(a) || a->storage->heap == ours,
+        DT_REQUIRE(!a || comm->size == 1 || !comm->ops->shares || dt_array_is_meta(a) ||
+                       a->storage->heap == ours,
                    DT_ERR_ARG,
                    "an array of another heap than dt_world_heap's: shm moves only those"
                    " (DT_COMM=mpi moves any)");

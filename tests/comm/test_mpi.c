@@ -1,7 +1,7 @@
 /* tests/comm/test_mpi.c - the mpi and shm backends, run by tools/mpirun on 1, 2 or 4 ranks: the
  * cases of cases.h give the same bytes as rank threads in one process, whatever the size of
- * messages and on pretended machines; a rank that does not come is named. DT_COMM says which backend the
- * other tests run on. All ranks pass or fail together, so that none waits for another.
+ * messages and on pretended machines; a rank that does not come is named. DT_COMM says which
+ * backend the other tests run on. All ranks pass or fail together, so that none waits for another.
  *
  * `test_mpi die`: rank 1 gives up while rank 0 waits; the job must end (test_mpi_die.sh).
  * `test_mpi killed`, `killed_message`: rank 1 is killed while rank 0 waits for it. */
