@@ -119,16 +119,18 @@ static const char *color(dt_pp_kind kind)
                              : "#fdd0a2";
 }
 
-/* The text of an action fits in some 7 pixels a letter. */
-static void draw_box(dt_pp_action a, const bar *b, double x, double wide, double y, double high,
-                     FILE *out)
+/* The text of an action fits in some 7 pixels a letter. A rank's second stage, and its fourth, are
+ * pale. */
+static void draw_box(dt_pp_action a, bool pale, const bar *b, double x, double wide, double y,
+                     double high, FILE *out)
 {
     char text[DT_PP_ACTION_TEXT];
     (void)dt_pp_action_print(a, text, sizeof text);
     (void)fprintf(out,
                   "<g><title>%s: %g to %g</title><rect x=\"%.2f\" y=\"%.1f\" width=\"%.2f\" "
-                  "height=\"%.1f\" fill=\"%s\" stroke=\"#555\" stroke-width=\"0.5\"/>",
-                  text, b->start, b->end, x, y, wide, high, color(a.kind));
+                  "height=\"%.1f\" fill=\"%s\"%s stroke=\"#555\" stroke-width=\"0.5\"/>",
+                  text, b->start, b->end, x, y, wide, high, color(a.kind),
+                  pale ? " fill-opacity=\"0.4\"" : "");
     const size_t kind = strcspn(text, "FIWB");
     const char *label = wide > 7.0 * (double)strlen(text) ? text : text + kind + 1;
     if (wide > 7.0 * (double)strlen(label))
@@ -137,13 +139,31 @@ static void draw_box(dt_pp_action a, const bar *b, double x, double wide, double
     (void)fprintf(out, "</g>\n");
 }
 
+static bool is_pale(const dt_pp_schedule *s, dt_pp_action a)
+{
+    return a.stage / s->nranks % 2;
+}
+
+/* What the colors say. */
+static void draw_legend(FILE *out)
+{
+    static const char *const text[] = {"forward", "backward: inputs", "backward: weights",
+                                       "backward (pale: of a rank's second stage)"};
+    static const dt_pp_kind kind[] = {DT_PP_F, DT_PP_I, DT_PP_W, DT_PP_B};
+    for (int i = 0; i < DT_COUNT(kind); i++)
+        (void)fprintf(
+            out, "<path d=\"M%d 5h14v12h-14z\" fill=\"%s\"/><text x=\"%d\" y=\"15\">%s</text>\n",
+            LEFT + 170 * i, color(kind[i]), LEFT + 170 * i + 20, text[i]);
+}
+
 static void draw_picture(const dt_pp_picture *p, double scale, int y, FILE *out)
 {
     bar b;
     (void)fprintf(out, "<text x=\"0\" y=\"%d\" font-weight=\"bold\">", y + 15);
     for (const char *c = p->title; *c; c++)
         (void)fprintf(out, *c == '<' ? "&lt;" : *c == '&' ? "&amp;" : "%c", *c);
-    (void)fprintf(out, "</text>\n");
+    (void)fprintf(out, ": time %.4g, idle %.1f %%</text>\n", p->timeline->makespan,
+                  100 * dt_pp_idle(p->timeline));
     for (int r = 0; r < p->schedule->nranks; r++) {
         const dt_pp_row *row = &p->schedule->row[r];
         const int top = y + (r + 1) * HIGH;
@@ -154,9 +174,10 @@ static void draw_picture(const dt_pp_picture *p, double scale, int y, FILE *out)
             const bool two = b.second.kind != DT_PP_NKINDS;
             const double x = LEFT + b.start * scale, wide = (b.end - b.start) * scale;
             const double high = two ? (HIGH - 2) / 2.0 : HIGH - 2;
-            draw_box(b.a, &b, x, wide, top, high, out);
+            draw_box(b.a, is_pale(p->schedule, b.a), &b, x, wide, top, high, out);
             if (two)
-                draw_box(b.second, &b, x, wide, top + high, high, out);
+                draw_box(b.second, is_pale(p->schedule, b.second), &b, x, wide, top + high, high,
+                         out);
         }
     }
 }
@@ -164,7 +185,7 @@ static void draw_picture(const dt_pp_picture *p, double scale, int y, FILE *out)
 dt_status dt_pp_draw_svg(int npictures, const dt_pp_picture *pictures, FILE *out)
 {
     double longest = 0;
-    int lanes = 0;
+    int lanes = 1; /* the legend */
     for (int i = 0; i < npictures; i++) {
         const double span = pictures[i].timeline->makespan;
         longest = span > longest ? span : longest;
@@ -174,7 +195,8 @@ dt_status dt_pp_draw_svg(int npictures, const dt_pp_picture *pictures, FILE *out
                   "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" "
                   "font-family=\"monospace\" font-size=\"11\">\n",
                   LEFT + WIDE + 10, lanes * HIGH);
-    int y = 0;
+    int y = HIGH;
+    draw_legend(out);
     for (int i = 0; i < npictures; i++) {
         draw_picture(&pictures[i], longest > 0 ? WIDE / longest : 1, y, out);
         y += (pictures[i].schedule->nranks + 2) * HIGH;

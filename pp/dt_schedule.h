@@ -6,7 +6,7 @@
  * pp/generate.c. Source of the text and CSV form: PyTorch's torch.distributed.pipelining. */
 #pragma once
 
-#include "base/dt_types.h"
+#include "base/dt_trace.h"
 
 #include <stdio.h>
 
@@ -110,8 +110,7 @@ typedef struct dt_pp_lane {
     int peak_received;   /* lowered: most messages between their receive and the F, I or B's end */
 } dt_pp_lane;
 
-/* When everything ran; a rank is idle for makespan - busy. Simulated here; filled with measured
- * times it draws the same way. */
+/* When everything ran; a rank is idle for makespan - busy. Simulated or measured. */
 typedef struct dt_pp_timeline {
     int nranks;
     double makespan;
@@ -121,7 +120,16 @@ typedef struct dt_pp_timeline {
 /* Errors: DT_ERR_ARG: what dt_pp_check finds; a deadlock, with what each rank waits for. */
 DT_NODISCARD dt_status dt_pp_simulate(const dt_pp_schedule *schedule, const dt_pp_costs *costs,
                                       dt_pp_timeline **timeline_out);
+/* dt_pp_measure - when the actions really ran, in seconds after the first computation.
+ *   in   schedule   lowered, as it was run (dt_pp_lower gives what dt_pipeline_split made of it)
+ *        traces     one a rank, of one dt_pipeline_run, all begun at one moment (their clocks)
+ * An action begins with its first op: what it waits for before is idle time.
+ * Errors: DT_ERR_ARG names the first action that a trace does not have. */
+DT_NODISCARD dt_status dt_pp_measure(const dt_pp_schedule *schedule, const dt_trace *const *traces,
+                                     dt_pp_timeline **timeline_out);
 void dt_pp_timeline_destroy(dt_pp_timeline **timeline);
+/* Part of all ranks' time that is idle, 0 to 1. */
+double dt_pp_idle(const dt_pp_timeline *timeline);
 
 /* dt_pp_draw_text - a line a rank, a column `unit` of time (0: the shortest action).
  * Errors: DT_ERR_ARG: over 4096 columns; DT_ERR_IO. */

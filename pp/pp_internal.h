@@ -31,3 +31,6 @@ DT_NODISCARD dt_status dti_pp_owners(const dt_pp_schedule *s, int **owner_out);
 
 /* The part of dt_pp_check that needs no simulation; dt_pp_simulate begins with it. */
 DT_NODISCARD dt_status dti_pp_check_actions(const dt_pp_schedule *s);
+
+/* Lanes of zeros, with room for the times of every action. */
+DT_NODISCARD dt_status dti_pp_timeline_new(const dt_pp_schedule *s, dt_pp_timeline **timeline_out);

@@ -230,6 +230,24 @@ static dt_status deadlock(const simulation *m)
     return DT_ERROR(DT_ERR_ARG, "deadlock: %s", text);
 }
 
+dt_status dti_pp_timeline_new(const dt_pp_schedule *s, dt_pp_timeline **timeline_out)
+{
+    dt_pp_timeline *t = calloc(1, sizeof *t);
+    bool ok = t && (t->lane = calloc((size_t)s->nranks, sizeof *t->lane));
+    for (int r = 0; ok && r < s->nranks; r++) {
+        const size_t room = (size_t)s->row[r].count + 1;
+        t->nranks = r + 1;
+        ok = (t->lane[r].start = calloc(room, sizeof *t->lane[r].start)) &&
+             (t->lane[r].end = calloc(room, sizeof *t->lane[r].end)) &&
+             (t->lane[r].live = calloc(room, sizeof *t->lane[r].live));
+    }
+    if (!ok)
+        dt_pp_timeline_destroy(&t);
+    DT_REQUIRE(ok, DT_ERR_NOMEM, "a timeline of %d ranks", s->nranks);
+    *timeline_out = t;
+    return DT_OK;
+}
+
 void dt_pp_timeline_destroy(dt_pp_timeline **timeline)
 {
     dt_pp_timeline *t = *timeline;
@@ -242,6 +260,14 @@ void dt_pp_timeline_destroy(dt_pp_timeline **timeline)
         free(t->lane);
     free(t);
     *timeline = NULL;
+}
+
+double dt_pp_idle(const dt_pp_timeline *t)
+{
+    double idle = 0;
+    for (int r = 0; r < t->nranks; r++)
+        idle += t->makespan - t->lane[r].busy;
+    return t->makespan > 0 ? idle / (t->makespan * t->nranks) : 0;
 }
 
 static void release(simulation *m)
@@ -260,9 +286,8 @@ static dt_status prepare(simulation *m)
 {
     const dt_pp_schedule *s = m->s;
     const size_t n = (size_t)s->nranks, cells = (size_t)dti_pp_cell(s, s->nstages, 0) + 1;
-    bool ok = (m->timeline = calloc(1, sizeof *m->timeline)) &&
-              (m->timeline->lane = calloc(n, sizeof *m->timeline->lane)) &&
-              (m->at = calloc(n, sizeof *m->at)) && (m->now = calloc(n, sizeof *m->now)) &&
+    DT_TRY(dti_pp_timeline_new(s, &m->timeline));
+    bool ok = (m->at = calloc(n, sizeof *m->at)) && (m->now = calloc(n, sizeof *m->now)) &&
               (m->live = calloc(n, sizeof *m->live)) &&
               (m->received = calloc(n, sizeof *m->received));
     for (int k = 0; ok && k < DT_PP_UNSHARD; k++) {
@@ -270,16 +295,9 @@ static dt_status prepare(simulation *m)
         for (size_t i = 0; ok && i < cells; i++)
             m->done[k][i] = -1;
     }
-    for (int r = 0; ok && r < s->nranks; r++) {
-        const size_t room = (size_t)s->row[r].count + 1;
-        dt_pp_lane *lane = &m->timeline->lane[r];
-        m->timeline->nranks = r + 1;
-        ok = (lane->start = calloc(room, sizeof *lane->start)) &&
-             (lane->end = calloc(room, sizeof *lane->end)) &&
-             (lane->live = calloc(room, sizeof *lane->live));
+    for (int r = 0; r < s->nranks; r++)
         for (int64_t i = 0; i < s->row[r].count; i++)
             m->lowered |= dti_pp_is_comm(s->row[r].action[i].kind);
-    }
     DT_REQUIRE(ok, DT_ERR_NOMEM, "a simulation of %d ranks", s->nranks);
     return dti_pp_owners(s, &m->owner);
 }

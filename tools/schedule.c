@@ -51,13 +51,10 @@ static dt_status close_output(const char *path, FILE *file)
 
 static void print_times(const char *name, const dt_pp_schedule *s, const dt_pp_timeline *t)
 {
-    double idle = 0;
     printf("%-16s time %g, peak live", name, t->makespan);
-    for (int r = 0; r < s->nranks; r++) {
+    for (int r = 0; r < s->nranks; r++)
         printf(" %d", t->lane[r].peak_live);
-        idle += t->makespan - t->lane[r].busy;
-    }
-    printf(", idle %.1f %%\n", t->makespan > 0 ? 100 * idle / (t->makespan * s->nranks) : 0);
+    printf(", idle %.1f %%\n", 100 * dt_pp_idle(t));
 }
 
 static dt_status show(const dt_options *o, const char *name, const dt_pp_schedule *s)
