@@ -28,23 +28,32 @@ static double number(const json_t *train, const char *key)
     return json_number_value(json_object_get(train, key));
 }
 
-/* A copy of the model's config with dropout; p->config becomes its path. */
-static dt_status add_dropout(double rate, paths *p)
+/* A copy of the model's config with dropout, or another number of layers; p->config becomes its
+ * path. */
+static dt_status alter_model(const law_case *c, paths *p)
 {
-    static const char *const key[] = {"dropout", "embd_pdrop", "resid_pdrop"};
+    static const char *const dropout[] = {"dropout", "embd_pdrop", "resid_pdrop"},
+                             *const layers[] = {"num_hidden_layers", "n_layer"};
     json_t *j = NULL;
     DT_TRY(dt_json_load(p->config, &j));
     (void)snprintf(p->config, sizeof p->config, "/tmp/law_config_XXXXXX");
     FILE *f = NULL;
     const int fd = mkstemp(p->config);
     bool ok = fd >= 0 && (f = fdopen(fd, "w")) != NULL;
-    for (int i = 0; i < DT_COUNT(key); i++)
-        ok = ok && json_object_set_new(j, key[i], json_real(rate)) == 0;
+    for (int i = 0; c->dropout > 0 && i < DT_COUNT(dropout); i++)
+        ok = ok && json_object_set_new(j, dropout[i], json_real(c->dropout)) == 0;
+    for (int i = 0; c->layers && i < DT_COUNT(layers); i++)
+        ok = ok && json_object_set_new(j, layers[i], json_integer(c->layers)) == 0;
     ok = ok && json_dumpf(j, f, 0) == 0;
     ok = (!f || fclose(f) == 0) && ok;
     json_decref(j);
     DT_REQUIRE(ok, DT_ERR_IO, "%s cannot be written", p->config);
     return DT_OK;
+}
+
+static bool alters_model(const law_case *c)
+{
+    return c->dropout > 0 || c->layers;
 }
 
 static dt_status configure(const law_case *c, paths *p, train_config *config)
@@ -58,12 +67,12 @@ static dt_status configure(const law_case *c, paths *p, train_config *config)
     const int64_t steps = (int64_t)number(train, "steps");
     *config = (train_config){
         .model_config = law_path(c->golden, "config.json", p->config),
-        .model_init = law_path(c->golden, "model.safetensors", p->weights),
+        .model_init = c->layers ? NULL : law_path(c->golden, "model.safetensors", p->weights),
         .data_path = law_path(c->golden, "tokens.bin", p->tokens),
         .data_labels = labels ? law_path(c->golden, labels, p->labels) : NULL,
         .steps = steps,
         .seq_len = (int64_t)number(train, "seq_len"),
-        .global_batch = (int64_t)number(train, "batch_size"),
+        .global_batch = c->batch ? c->batch : (int64_t)number(train, "batch_size"),
         .micro_batch = c->micro_batch,
         .max_norm = number(train, "grad_clip"),
         .adamw = {number(train, "beta1"), number(train, "beta2"), number(train, "eps"),
@@ -92,8 +101,8 @@ static dt_status configure(const law_case *c, paths *p, train_config *config)
     };
     if (c->eps > 0)
         config->adamw.eps = c->eps;
-    if (c->dropout > 0)
-        DT_TRY(add_dropout(c->dropout, p));
+    if (alters_model(c))
+        DT_TRY(alter_model(c, p));
     json_decref(expected);
     return DT_OK;
 }
@@ -226,7 +235,7 @@ dt_status law_train(const law_case *c, law_run *run_out)
     } else {
         st = dt_world_run_threads(c->ranks, NULL, train, &j);
     }
-    if (c->dropout > 0)
+    if (alters_model(c))
         (void)unlink(p.config);
     if (st != DT_OK)
         law_free(&run);

@@ -4,7 +4,7 @@
 
 #include "examples/train_session.h"
 
-enum { LAW_MAX_PARAMS = 64, LAW_MAX_STEPS = 64, LAW_MAX_RANKS = 16 };
+enum { LAW_MAX_PARAMS = 128, LAW_MAX_STEPS = 64, LAW_MAX_RANKS = 16 };
 
 /* What a run gave. Arrays are whole tensors in file order of dt_module_params, f32. */
 typedef struct law_run {
@@ -31,6 +31,8 @@ typedef struct law_case {
     bool mpi;                      /* ranks are those of the MPI world, not threads */
     const char *fault;             /* DT_FAULT of the world; NULL: none */
     double eps;                    /* of AdamW; 0: the case's */
+    int layers;                    /* 0: the case's; else so many, with weights of their own */
+    int batch;                     /* samples of a step; 0: the case's */
     dt_recompute_policy recompute;
     double dropout;                /* wherever the model has one; 0: the case's */
     /* of the ranks, these are tensor parallel; 0: 1. The others replicate */
