@@ -1,7 +1,7 @@
 /* tests/law/test_law_pp.c - the law for pipelines: every schedule on 2, 3 and 4 ranks, alone and
- * with shards, replicas, tensor and sequence parallelism on up to 8; microbatches that do not divide
- * the batch, tied weights, dropout, recomputation; the tapes alive at once are the simulator's. A
- * pairwise cover; everything with DT_FULL=1. */
+ * with shards, replicas, tensor and sequence parallelism on up to 8; microbatches that do not
+ * divide the batch, tied weights, dropout, recomputation; the tapes alive at once are the
+ * simulator's. A pairwise cover; everything with DT_FULL=1. */
 #include "tests/harness.h"
 #include "tests/law/pipelines.h"
 
