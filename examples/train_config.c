@@ -228,8 +228,8 @@ static dt_status fill(const dt_options *o, train_config *c)
     c->seq_len = dt_options_int(o, "train.seq_len");
     c->global_batch = dt_options_int(o, "train.global_batch");
     c->micro_batch = dt_options_int(o, "train.micro_batch");
-    if (c->micro_batch > c->global_batch)
-        c->micro_batch = 0; /* the whole batch */
+    if (c->micro_batch > c->global_batch) /* the whole batch; a pipeline wants its number */
+        c->micro_batch = dt_options_int(o, "parallel.pp") > 1 ? c->global_batch : 0;
     c->loss_chunk = dt_options_int(o, "train.loss_chunk");
     c->seed = (uint64_t)dt_options_int(o, "train.seed");
     c->max_norm = dt_options_float(o, "train.max_norm");

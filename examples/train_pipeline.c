@@ -10,15 +10,29 @@ int64_t train_microbatch(const train_config *c)
     return c->micro_batch ? c->micro_batch * c->dp_replicate * c->dp_shard : c->global_batch;
 }
 
+/* By name; what is wrong with p, m or v is told with the keys that they come from. */
+static dt_status make_named(const train_config *c, int64_t m, dt_pp_schedule **out)
+{
+    char keys[200];
+    const dt_status st =
+        dt_pp_schedule_create(c->pp_schedule, c->pp, (int)m, c->stages_per_rank, out);
+    if (st == DT_OK)
+        return DT_OK;
+    (void)snprintf(keys, sizeof keys,
+                   "p = parallel.pp, v = parallel.stages_per_rank, m = train.global_batch=%lld / "
+                   "(train.micro_batch=%lld x %lld data-parallel ranks)",
+                   (long long)c->global_batch, (long long)c->micro_batch,
+                   (long long)(train_microbatch(c) / c->micro_batch));
+    return dt_error_push(st, __FILE__, __LINE__, keys);
+}
+
 static dt_status make_schedule(const train_config *c, dt_pp_schedule **out)
 {
     const int64_t at_once = train_microbatch(c), m = (c->global_batch + at_once - 1) / at_once;
     const char *name = c->pp_schedule, *end = strrchr(name, '.');
     DT_REQUIRE(m <= INT32_MAX, DT_ERR_ARG, "%lld microbatches", (long long)m);
-    if (!end || strcmp(end, ".csv") != 0) {
-        DT_TRY(dt_pp_schedule_create(name, c->pp, (int)m, c->stages_per_rank, out));
-        return DT_OK;
-    }
+    if (!end || strcmp(end, ".csv") != 0)
+        return make_named(c, m, out);
     DT_TRY(dt_pp_schedule_read(name, out));
     DT_REQUIRE((*out)->nranks == c->pp && (*out)->nmicrobatches == m, DT_ERR_ARG,
                "parallel.schedule=%s is for %d ranks and %d microbatches; here parallel.pp=%d, and "
