@@ -90,6 +90,8 @@ static const dt_option table[] = {
          "a .csv file"),
     {"parallel.stages_per_rank", DT_OPTION_INT, "0", "stages that a rank of pp has; 0: by schedule",
      NULL, 0, MOST_RANKS},
+    TEXT("parallel.split", "equal",
+         "layers of stages: equal, cost, numbers such as 3,2,2, or names (docs/pipeline.md)"),
     SWITCH("parallel.reshard_after_forward", "true",
            "free gathered parameters until backward (ZeRO-3); false: keep them (ZeRO-2); with pp, "
            "where "
@@ -247,6 +249,7 @@ static dt_status fill(const dt_options *o, train_config *c)
     c->tp = (int)dt_options_int(o, "parallel.tp");
     c->pp = (int)dt_options_int(o, "parallel.pp");
     c->pp_schedule = dt_options_string(o, "parallel.schedule");
+    c->pp_split = dt_options_string(o, "parallel.split");
     c->stages_per_rank = (int)dt_options_int(o, "parallel.stages_per_rank");
     c->sp = dt_options_bool(o, "parallel.sp");
     c->loss_parallel = dt_options_bool(o, "parallel.loss_parallel");

@@ -31,6 +31,7 @@ typedef struct train_config {
     dt_schedule schedule;
     int dp_replicate, dp_shard, tp, pp;
     const char *pp_schedule; /* a name, or a CSV file */
+    const char *pp_split;    /* dt_pipeline_options.split */
     int stages_per_rank;     /* 0: by schedule */
     bool sp, loss_parallel, tp_overlap; /* with tp */
     dt_recompute_policy recompute; /* of every layer */

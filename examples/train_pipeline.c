@@ -51,6 +51,7 @@ dt_status train_pipeline_cut(train_session *s, const char *tp, const char *batch
     (void)snprintf(boundary, sizeof boundary, "%s%s%s", batch_layout, c->sp ? ", S(1)@" : "",
                    c->sp ? axes : "");
     const dt_pipeline_options options = {.chain = dt_model_chain(&s->facts),
+                                         .split = c->pp_split,
                                          .hidden = s->facts.hidden,
                                          .boundary = boundary,
                                          .max_unsharded =

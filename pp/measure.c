@@ -45,6 +45,7 @@ static dt_status measure_row(const dt_pp_row *row, const dt_trace *trace, int ra
         lane->end[i] = event[at].time_s;
         lane->busy += dti_pp_computes(a.kind) ? lane->end[i] - lane->start[i] : 0;
         live += (a.kind == DT_PP_F) - (a.kind == DT_PP_W || a.kind == DT_PP_B);
+        lane->live[i] = live;
         lane->peak_live = live > lane->peak_live ? live : lane->peak_live;
     }
     return DT_OK;

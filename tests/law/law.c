@@ -94,6 +94,7 @@ static dt_status configure(const law_case *c, paths *p, train_config *config)
         .pp = c->pp ? c->pp : 1,
         .pp_schedule = c->schedule ? c->schedule : "1f1b",
         .stages_per_rank = c->stages_per_rank,
+        .pp_split = c->split,
         .recompute = c->recompute,
         .sp = c->sp,
         .tp_overlap = c->tp_overlap,

@@ -42,6 +42,7 @@ typedef struct law_case {
     int pp;                        /* of the ranks, these are pipeline stages' ranks; 0: 1 */
     const char *schedule;          /* with pp; NULL: 1f1b */
     int stages_per_rank;           /* with pp; 0: by schedule */
+    const char *split;             /* with pp; NULL: equal */
     int dp_shard;                  /* of the ranks, these hold shards; 0: 1 */
     bool keep_gathered;            /* with dp_shard: not resharded after forward (ZeRO-2) */
     int reshard_size;              /* with dp_shard: resharded to groups of so many; 0: not */
