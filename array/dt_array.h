@@ -82,6 +82,8 @@ typedef struct dt_storage {
 /* Give the bytes back to the heap but keep the handle; bring uninitialised bytes back. */
 void dt_storage_empty(dt_storage *storage);
 DT_NODISCARD dt_status dt_storage_refill(dt_storage *storage);
+/* From now on its bytes count under another tag. */
+void dt_storage_set_tag(dt_storage *storage, dt_tag tag);
 
 typedef struct dt_array {
     dt_storage *storage; /* NULL: no array */

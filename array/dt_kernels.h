@@ -31,11 +31,11 @@
 
 #include "base/dt_types.h"
 
-/* DT_CLONES - compile a function for two vector widths and choose when the program is loaded. clang
- * 14 rejects it with noinline, and sanitizers are not ready when the choice is made. */
+/* DT_CLONES - compile a function for three vector widths and choose when the program is loaded.
+ * clang 14 rejects it with noinline, and sanitizers are not ready when the choice is made. */
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define DT_CLONES __attribute__((noinline, target_clones("avx2", "default")))
+#define DT_CLONES __attribute__((noinline, target_clones("arch=x86-64-v4", "avx2", "default")))
 #else
 #define DT_CLONES __attribute__((noinline))
 #endif

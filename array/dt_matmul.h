@@ -25,7 +25,7 @@ typedef struct dt_matmul_args {
 
 /* dt_matmul_run - (dt_matmul is the op on tensors.) 16-bit inputs are summed in f32 and rounded
  * once. Any size may be 0: with k = 0, C becomes beta C. The same arguments on the same machine
- * with the same number of threads (dt_compute_threads_set) give the same bits. Elements of C
+ * give the same bits, whatever the number of threads (dt_compute_threads_set). Elements of C
  * between n and ldc are not touched. Several threads may call it at once; communication workers may
  * not.
  * Errors: DT_ERR_ARG (dtypes, a leading dimension too short), DT_ERR_NOMEM, DT_ERR_DEVICE. */

@@ -198,6 +198,15 @@ static void deallocate(dt_storage *storage)
     count_bytes(&heap->stats, storage->tag, -(int64_t)storage->bytes);
 }
 
+void dt_storage_set_tag(dt_storage *storage, dt_tag tag)
+{
+    if (!storage->emptied) {
+        count_bytes(&storage->heap->stats, storage->tag, -(int64_t)storage->bytes);
+        count_bytes(&storage->heap->stats, tag, (int64_t)storage->bytes);
+    }
+    storage->tag = tag;
+}
+
 static dt_status add_slab(dt_heap *heap)
 {
     slab *s = malloc(sizeof *s);

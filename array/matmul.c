@@ -167,7 +167,7 @@ static dt_status widened_product(const dt_matmul_args *p)
 static dt_status product_16(const dt_matmul_args *p)
 {
     bool done = false;
-    if (p->alpha == 1 && p->beta == 0)
+    if (p->alpha == 1 && (p->beta == 0 || p->beta == 1))
         DT_TRY(dti_matmul_16(p, &done));
     if (done)
         return DT_OK;

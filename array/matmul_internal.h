@@ -9,6 +9,6 @@ void dti_matmul_plain_f32(const dt_matmul_args *args);
 void dti_matmul_plain_f64(const dt_matmul_args *args);
 
 /* matmul_onednn.c or matmul_none.c. The second multiplies bf16 or f16 as they are, alpha 1 and beta
- * 0; *done_out is false, and nothing happened, if this machine has no such product. */
+ * 0 or 1; *done_out is false, and nothing happened, if this machine has no such product. */
 DT_NODISCARD dt_status dti_matmul_f32(const dt_matmul_args *args);
 DT_NODISCARD dt_status dti_matmul_16(const dt_matmul_args *args, bool *done_out);

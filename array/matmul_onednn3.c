@@ -1,8 +1,13 @@
 /* array/matmul_onednn3.c - a product described to oneDNN 3.x. Read first: array/matmul_onednn.c. */
 #include "array/onednn_internal.h"
 
+dnnl_status_t dti_append_sum(dnnl_post_ops_t ops)
+{
+    return dnnl_post_ops_append_sum(ops, 1, 0, dnnl_data_type_undef);
+}
+
 dnnl_status_t dti_product_create(dnnl_engine_t engine, const dti_operand operand[3],
-                                 dti_product *product_out)
+                                 const_dnnl_primitive_attr_t attr, dti_product *product_out)
 {
     dnnl_memory_desc_t md[3] = {NULL};
     dnnl_primitive_desc_t pd = NULL;
@@ -10,10 +15,10 @@ dnnl_status_t dti_product_create(dnnl_engine_t engine, const dti_operand operand
     dnnl_memory_t memory[3] = {NULL};
     dnnl_status_t st = dnnl_success;
     for (int i = 0; i < 3 && st == dnnl_success; i++)
-        st = dnnl_memory_desc_create_with_strides(&md[i], 3, operand[i].dims, operand[i].type,
+        st = dnnl_memory_desc_create_with_strides(&md[i], 2, operand[i].dims, operand[i].type,
                                                   operand[i].strides);
     if (st == dnnl_success)
-        st = dnnl_matmul_primitive_desc_create(&pd, engine, md[0], md[1], NULL, md[2], NULL);
+        st = dnnl_matmul_primitive_desc_create(&pd, engine, md[0], md[1], NULL, md[2], attr);
     if (st == dnnl_success)
         st = dnnl_primitive_create(&primitive, pd);
     for (int i = 0; i < 3 && st == dnnl_success; i++)

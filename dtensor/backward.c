@@ -9,6 +9,19 @@
 
 #include <stdio.h>
 
+/* Inputs that want a gradient: of parameters (and what was made from them), or of the rest. */
+static uint32_t wanted(const dti_node *n, bool weights)
+{
+    uint32_t mask = 0;
+    for (int i = 0; i < n->nin; i++) {
+        const dt_tensor *x = n->in[i];
+        const bool never = n->op && (n->op->no_grad_in >> i & 1);
+        if (x && x->requires_grad && !never && x->weight_side == weights)
+            mask |= 1u << i;
+    }
+    return mask;
+}
+
 /* ---- the backward of an op ---- */
 
 static dt_status widened(const dt_op *op, const dt_array *a, dt_array *out)
@@ -77,8 +90,13 @@ static dt_status load(back_call *k, dti_node *n, const dt_layout *dy)
             DT_TRY(widened(n->op, &n->saved_out[j], &c->out[j]));
         DT_TRY(widened(n->op, &n->out[j]->grad.array, &c->dout[j]));
     }
-    for (int e = 0; e < DT_OP_MAX_EXTRA; e++)
+    /* The last use takes them over, so that a gradient may be one of them. */
+    const bool last = c->need == (wanted(n, false) | wanted(n, true));
+    for (int e = 0; e < DT_OP_MAX_EXTRA; e++) {
         c->extra[e] = n->extra[e].storage ? dt_array_share(&n->extra[e]) : (dt_array){0};
+        if (last)
+            dti_release(&n->extra[e]);
+    }
     return DT_OK;
 }
 
@@ -153,19 +171,6 @@ static void keep_saved(dti_node *n, uint32_t need)
     }
     for (int e = 0; !need && e < DT_OP_MAX_EXTRA; e++)
         dti_release(&n->extra[e]);
-}
-
-/* Inputs that want a gradient: of parameters (and what was made from them), or of the rest. */
-static uint32_t wanted(const dti_node *n, bool weights)
-{
-    uint32_t mask = 0;
-    for (int i = 0; i < n->nin; i++) {
-        const dt_tensor *x = n->in[i];
-        const bool never = n->op && (n->op->no_grad_in >> i & 1);
-        if (x && x->requires_grad && !never && x->weight_side == weights)
-            mask |= 1u << i;
-    }
-    return mask;
 }
 
 bool dti_has_gradient(const dti_node *n)

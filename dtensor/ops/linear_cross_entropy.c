@@ -5,7 +5,8 @@
  *
  * The gradients come in forward, while the chunk's logits exist, for a loss whose gradient is 1;
  * backward scales them. What stays is dx and dw, which are there in the end anyway; at most
- * chunk * V logits live at once.
+ * chunk * V logits live at once. Of bf16 and f16 operands the logits, losses and gradients are f32;
+ * for its products dz is rounded while it is a probability, before 1 / valid makes it small.
  * Rule: linear "...k,nk->...n" without a split k, then cross-entropy: tokens sharded: loss P, dw
  * P; w S(0): loss R, dx P (each rank has its columns' share), and the loss's gradient must be R
  * there.
@@ -43,15 +44,27 @@ static dt_status infer(dt_rule *r)
     return DT_OK;
 }
 
-/* One call: `work` arrays are [chunk, n] and [chunk]. */
+/* One call. */
 typedef struct pass {
     dt_op_call *c;
-    dt_loss_args a; /* of the chunk at hand */
-    int64_t k, chunk, first; /* first: row of the chunk at hand */
-    double factor;
-    dt_array *logits, *work[3];
+    dt_loss_args a;               /* of the chunk at hand */
+    dt_dtype dtype;               /* of x and w */
+    int64_t k, chunk, first;      /* first: row of the chunk at hand */
+    double factor;                /* of dz; backward does the rest */
+    dt_array *logits, *dz, *work; /* [chunk, n]; the same in dtype, or logits itself; [3 chunk] */
     double total;
 } pass;
+
+static double mean_factor(const dt_op_call *c)
+{
+    const attributes *attr = c->attr;
+    return attr->valid ? 1 / (double)attr->valid : 0;
+}
+
+static bool is_half(const dt_array *x)
+{
+    return x->dtype == DT_BF16 || x->dtype == DT_F16;
+}
 
 /* c = a b: the logits; rows of dx, at the chunk's place; or a term of dw, added from the second on.
  */
@@ -63,8 +76,8 @@ static dt_status product(const pass *p, bool trans_a, const void *a, const void 
     const bool by_rows = !trans_a && !trans_b;
     const int64_t at = by_rows ? p->first * n * (int64_t)dt_dtype_size(c->dtype) : 0;
     char *out = dt_array_data(c);
-    return dt_matmul_run(&(dt_matmul_args){.dtype = p->a.dtype,
-                                           .dtype_c = p->a.dtype,
+    return dt_matmul_run(&(dt_matmul_args){.dtype = p->dtype,
+                                           .dtype_c = c->dtype,
                                            .trans_a = trans_a,
                                            .trans_b = trans_b,
                                            .batch = 1,
@@ -83,7 +96,7 @@ static dt_status chunk_loss(pass *p)
 {
     dt_array rows[3];
     for (int i = 0; i < 3; i++)
-        rows[i] = dt_array_rows(p->work[i], 0, p->a.rows);
+        rows[i] = dt_array_rows(p->work, i * p->chunk, i * p->chunk + p->a.rows);
     const dt_status st = dti_loss_rows(p->c, p->c->in_layout[W], 0, &p->a,
                                        &(dti_loss_arrays){&rows[0], &rows[1], &rows[2]});
     for (int i = 0; i < 3; i++)
@@ -100,7 +113,7 @@ static dt_status one_chunk(pass *p, int64_t first)
     const char *x = dt_array_data(&c->in[X]);
     const void *w = dt_array_data(&c->in[W]);
     const int32_t *targets = dt_array_data(&c->in[TARGETS]);
-    x = x ? x + first * p->k * (int64_t)dt_dtype_size(p->a.dtype) : NULL;
+    x = x ? x + first * p->k * (int64_t)dt_dtype_size(p->dtype) : NULL;
     p->a.rows = tokens - first < p->chunk ? tokens - first : p->chunk;
     p->a.targets = targets + first;
     p->first = first;
@@ -108,8 +121,10 @@ static dt_status one_chunk(pass *p, int64_t first)
     DT_TRY(chunk_loss(p));
     if (!(c->need & (1u << X | 1u << W)))
         return DT_OK;
-    void *z = dt_array_data(p->logits);
-    dti_nn(c)->loss_dz(&p->a, p->factor, z);
+    dti_nn(c)->loss_dz(&p->a, p->factor, dt_array_data(p->logits));
+    if (p->dz != p->logits)
+        dt_array_cast(p->dz, p->logits);
+    const void *z = dt_array_data(p->dz);
     if (c->need >> X & 1)
         DT_TRY(product(p, false, z, w, false, &c->extra[X]));
     if (c->need >> W & 1)
@@ -126,24 +141,29 @@ static dt_status forward(dt_op_call *c)
     pass p = {.c = c,
               .k = w->shape.dim[1],
               .chunk = attr->chunk < tokens ? attr->chunk : tokens,
-              .factor = attr->valid ? 1 / (double)attr->valid : 0,
-              .a = {.dtype = x->dtype, .n = w->shape.dim[0], .ignore = attr->ignore}};
+              .dtype = x->dtype,
+              .factor = is_half(x) ? 1 : mean_factor(c),
+              .a = {.dtype = is_half(x) ? DT_F32 : x->dtype,
+                    .n = w->shape.dim[0],
+                    .ignore = attr->ignore}};
     DT_TRY(dti_ids_check(c, TARGETS, c->in_layout[W]->shape.dim[0], attr->ignore, "the target"));
     dt_op_range(c, W, 0, &p.a.lo, &hi);
-    DT_TRY(dt_op_scratch(c, x->dtype, DT_SHAPE(p.chunk, p.a.n), &p.logits));
+    DT_TRY(dt_op_scratch(c, p.a.dtype, DT_SHAPE(p.chunk, p.a.n), &p.logits));
+    DT_TRY(dt_op_scratch(c, p.a.dtype, DT_SHAPE(3 * p.chunk), &p.work));
     p.a.z = dt_array_data(p.logits);
-    for (int i = 0; i < 3; i++)
-        DT_TRY(dt_op_scratch(c, x->dtype, DT_SHAPE(p.chunk), &p.work[i]));
+    p.dz = p.logits;
+    if (is_half(x) && (c->need & (1u << X | 1u << W)))
+        DT_TRY(dt_op_scratch(c, x->dtype, DT_SHAPE(p.chunk, p.a.n), &p.dz));
     for (int i = X; i <= W; i++) {
         if (!(c->need >> i & 1))
             continue;
-        DT_TRY(dt_op_extra(c, i, x->dtype, c->in[i].shape));
+        DT_TRY(dt_op_extra(c, i, p.a.dtype, c->in[i].shape));
         if (tokens == 0)
             dt_array_zero(&c->extra[i]);
     }
     for (int64_t first = 0; first < tokens; first += p.chunk)
         DT_TRY(one_chunk(&p, first));
-    dt_array_fill(&c->out[0], p.total * p.factor);
+    dt_array_fill(&c->out[0], p.total * mean_factor(c));
     return DT_OK;
 }
 
@@ -154,8 +174,17 @@ static dt_status backward(dt_op_call *c)
     for (int i = X; i <= W; i++) {
         if (!(c->need >> i & 1))
             continue;
-        dt_array_copy(&c->din[i], &c->extra[i]);
-        dt_array_scale(&c->din[i], dy);
+        const bool half = is_half(&c->din[i]);
+        const double factor = half ? dy * mean_factor(c) : dy;
+        if (factor != 1)
+            dt_array_scale(&c->extra[i], factor); /* nobody reads it again */
+        if (half) {
+            dt_array_cast(&c->din[i], &c->extra[i]);
+            continue;
+        }
+        dt_op_share_din(c, i, &c->extra[i]);
+        dt_storage_set_tag(c->extra[i].storage, DT_TAG_GRADIENT);
+        dt_array_release(&c->extra[i]);
     }
     return DT_OK;
 }
@@ -168,6 +197,7 @@ const dt_op dt_op_linear_cross_entropy = {.name = "linear_cross_entropy",
                                           .forward = forward,
                                           .backward = backward,
                                           .no_grad_in = 1u << TARGETS,
+                                          .handles_half = true,
                                           .out_dtype = dti_loss_dtype};
 
 dt_tensor *(dt_linear_cross_entropy)(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *targets,

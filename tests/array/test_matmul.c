@@ -348,33 +348,49 @@ START_TEST(test_ranks_at_once)
 }
 END_TEST
 
-/* The plain product gives the same bits for any number of threads. */
-START_TEST(test_plain_ignores_threads)
+/* Sizes and types whose bits oneDNN's own threads would change, and others. */
+static const struct {
+    dt_dtype dtype;
+    bool trans_b;
+    int64_t m, n, k;
+    double beta;
+} apart[] = {{DT_F64, false, 300, 40, 200, 0},  {DT_F32, true, 768, 768, 1024, 0},
+             {DT_F32, true, 64, 768, 2048, 1},  {DT_F32, false, 40, 1030, 600, 0},
+             {DT_BF16, true, 770, 768, 512, 1}, {DT_BF16, false, 64, 768, 2048, 0}};
+
+START_TEST(test_ignores_threads)
 {
-    enum { M = 300, N = 40, K = 200 };
     uint32_t state = 6;
-    double *a = random_block(DT_F64, M * K, &state), *b = random_block(DT_F64, K * N, &state);
-    static double c[3][M * N];
+    const dt_dtype dtype = apart[_i].dtype;
+    const int64_t m = apart[_i].m, n = apart[_i].n, k = apart[_i].k;
+    const size_t bytes = (size_t)(m * n) * dt_dtype_size(dtype);
+    void *a = random_block(dtype, m * k, &state), *b = random_block(dtype, k * n, &state);
+    void *start = random_block(dtype, m * n, &state), *c[3];
     const int before = dt_compute_threads_get();
     for (int threads = 1; threads <= 3; threads++) {
         dt_compute_threads_set(threads);
-        const dt_matmul_args p = {.dtype = DT_F64,
-                                  .dtype_c = DT_F64,
-                                  .batch = 1,
-                                  .m = M,
-                                  .n = N,
-                                  .k = K,
-                                  .a = a,
-                                  .b = b,
-                                  .c = c[threads - 1],
-                                  .alpha = 1};
-        by_backend(&p);
+        c[threads - 1] = malloc(bytes);
+        memcpy(c[threads - 1], start, bytes);
+        by_backend(&(dt_matmul_args){.dtype = dtype,
+                                     .dtype_c = dtype,
+                                     .trans_b = apart[_i].trans_b,
+                                     .batch = 1,
+                                     .m = m,
+                                     .n = n,
+                                     .k = k,
+                                     .a = a,
+                                     .b = b,
+                                     .c = c[threads - 1],
+                                     .alpha = 1,
+                                     .beta = apart[_i].beta});
+        ck_assert_mem_eq(c[threads - 1], c[0], bytes);
     }
     dt_compute_threads_set(before);
-    ck_assert_mem_eq(c[1], c[0], sizeof c[0]);
-    ck_assert_mem_eq(c[2], c[0], sizeof c[0]);
+    for (int i = 0; i < 3; i++)
+        free(c[i]);
     free(a);
     free(b);
+    free(start);
 }
 END_TEST
 
@@ -391,6 +407,6 @@ int main(void)
     tcase_add_loop_test(tc, test_interleaved_heads, 0, DT_COUNT(pairs));
     tcase_add_test(tc, test_refusals);
     tcase_add_loop_test(tc, test_ranks_at_once, 0, 2);
-    tcase_add_test(tc, test_plain_ignores_threads);
+    tcase_add_loop_test(tc, test_ignores_threads, 0, DT_COUNT(apart));
     return test_main(suite);
 }
