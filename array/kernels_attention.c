@@ -1,22 +1,27 @@
-/* array/kernels_attention.c - attention in blocks of 64 queries by 64 keys, forward and backward.
+/* array/kernels_attention.c - attention in blocks of 64 queries by 64 keys, forward and backward;
+ * four blocks of queries share what is prepared of a block of keys.
  *
  *     for each block of queries:            m = max, l = sum of exp, both of the keys seen so far
  *         for each block of keys:           s = scale q k^T, hidden keys -inf
  *             m', p = exp(s - m')           out = out exp(m - m') + p v,  l likewise
  *     out /= l,  lse = m + log l
  *
- * Backward computes p = exp(s - lse) again, block by block. Nothing larger than a block is ever
- * stored (96 KiB on the stack in f64), and blocks that no query sees are skipped. Sums are in
- * f32 (f64 for f64) in a fixed order.
+ * Backward computes p = exp(s - lse) again, block by block. Nothing larger than four blocks is ever
+ * stored (300 KiB on the stack in f64), and blocks that no query sees are skipped. Sums are in
+ * f32 (f64 for f64) in a fixed order. Products: array/tiles.c.
  * Source: Dao et al. 2022, "FlashAttention"; Milakov and Gimelshein 2018, "Online normalizer
  * calculation for softmax". */
 #include "array/kernels_nn_internal.h"
 
 #include "array/exp_internal.h"
+#include "array/tiles_internal.h"
 
 #include <string.h>
 
-enum { BLOCK = 64 };
+enum {
+    BLOCK = 64, /* queries, and keys */
+    PARTS = 4   /* blocks of queries at once */
+};
 
 /* What a block of queries may see. */
 typedef struct view {
@@ -39,12 +44,6 @@ static view view_at(const dt_attention_args *a, int64_t b, int64_t first)
         v.k_doc = a->k_doc + (a->k_doc_batched ? b * a->keys : 0);
     }
     return v;
-}
-
-static bool sees(const view *v, int i, int64_t key)
-{
-    return (!v->q_pos || v->k_pos[key] <= v->q_pos[i]) &&
-           (!v->q_doc || v->k_doc[key] == v->q_doc[i]);
 }
 
 /* Do the queries see none, some or all of the keys [key, key + n)? "Some" is always right. */
@@ -78,8 +77,8 @@ static sight sight_of(const view *v, int64_t key, int n)
 void dti_attention(const dt_attention_args *a)
 {
     dt_attention_args copy = *a;
-    const int64_t nblocks = (a->queries + BLOCK - 1) / BLOCK;
-    dt_parallel_range(a->batch * a->heads * nblocks, BLOCK * a->keys * (a->dim + a->vdim),
+    const int64_t nspans = (a->queries + PARTS * BLOCK - 1) / (PARTS * BLOCK);
+    dt_parallel_range(a->batch * a->heads * nspans, PARTS * BLOCK * a->keys * (a->dim + a->vdim),
                       a->dtype == DT_F32 ? forward_range_f32 : forward_range_f64, &copy);
 }
 

@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-enum { B = 2, H = 4, G = 2, S = 70, D = 4, DOCUMENTS = 3 }; /* S: more than one block */
+enum { B = 2, H = 4, G = 2, S = 330, D = 4, DOCUMENTS = 3 }; /* S: more than one span */
 
 static float q[B][H][S][D], k[B][G][S][D], v[B][G][S][D];
 static int32_t q_position[B][S], k_position[S], q_document[S], k_document[B][S];
