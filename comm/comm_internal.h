@@ -51,7 +51,7 @@ typedef struct dti_backend {
     void (*world_close)(dt_world *world); /* may be NULL */
     /* Bytes of w->scratch for this work; asked when its exchanges are built. */
     size_t (*scratch_bytes)(const dt_work *w);
-    /* Move the pieces between all members (not those for oneself). Blocks until w->deadline_s. */
+    /* Move the pieces between all members (not those for oneself). Blocks until dti_late. */
     dt_status (*exchange)(dt_work *w, const dti_exchange *x);
     /* Blocks until no peer reads this rank's bytes any more. */
     dt_status (*finish)(dt_work *w);
@@ -102,7 +102,6 @@ struct dt_work {
     int64_t bytes;    /* payload, as counted */
     int64_t whole;    /* bytes of all ranks' results, equal on all ranks: 0 for all_to_all */
     uint64_t shape;   /* hash of what must be equal on all ranks */
-    char label[DTI_LABEL_BYTES];
     bool host_values; /* a _sync call: not counted, no faults, no events */
     bool swap;        /* fault swap_shards */
 
@@ -118,15 +117,17 @@ struct dt_work {
 
     dt_trace *trace;
     double delay_s;    /* injected */
-    double deadline_s; /* on dti_now's clock */
+    double deadline_s; /* on dti_now's clock; 0: not set yet */
     double earliest_s; /* point to point: not done before (injected delay) */
     int64_t ring_index;
 
     dti_state state; /* guarded by the lane's lock, as are the next four */
     dt_status status;
-    char message[DTI_MESSAGE_BYTES];
     dt_work *next;
     dti_flight flight; /* shm_message.c */
+
+    char label[DTI_LABEL_BYTES]; /* these two are not zeroed first */
+    char message[DTI_MESSAGE_BYTES];
 };
 
 /* The FIFO of one channel of a world. Who holds `running` runs the head of the queue. */
@@ -167,7 +168,10 @@ struct dt_comm {
     char axes[DTI_AXES_BYTES], name[DTI_NAME_BYTES];
     int64_t collectives, messages; /* issued so far */
     dt_counts counts;
-    void *data; /* the backend's */
+    struct dti_room *room; /* where its members, or those of one machine, share memory */
+    void *data;            /* the backend's */
+    bool *sends_to,
+        *hears_from; /* hier.c: members on other machines, of whom this one is partner */
     dt_comm *next;
 };
 
@@ -205,6 +209,10 @@ dt_status dti_world_new(const dt_world_options *options, dt_backend backend, dt_
 dt_status dti_world_ready(dt_world *world); /* after the backend has set rank, size, ops */
 double dti_now(void);                       /* seconds, monotonic */
 struct timespec dti_timespec(double seconds);
+/* Whether a waiting call has passed its deadline, which counts from the first time it asks. */
+bool dti_late(dt_work *w);
+/* Copies what fits; cheaper than snprintf. */
+void dti_copy_text(char *to, size_t size_bytes, const char *text);
 /* A polling wait: yield for 100 us after `since_s`, then sleep 50 us at a time. */
 void dti_pause(double since_s);
 

@@ -46,18 +46,18 @@ static void test_flight(dti_lane *lane, dt_work *w)
 {
     bool landed = false;
     dt_status st = w->comm->ops->test(w, &landed);
-    const double now = dti_now();
-    if (st == DT_OK && landed && now < w->earliest_s)
+    if (st == DT_OK && landed && w->earliest_s > 0 && dti_now() < w->earliest_s)
         return;
-    if (st == DT_OK && !landed && dti_broken(w->comm->world) && !w->comm->ops->cancel(w))
-        st = dti_work_fail_peer(w);
-    else if (st == DT_OK && !landed && w->deadline_s > 0 && now > w->deadline_s &&
-             !w->comm->ops->cancel(w))
-        st = dti_work_fail(w, DT_ERR_TIMEOUT, "waited %.3g s for rank %d to %s",
-                           w->comm->world->timeout_s, w->comm->ranks[w->peer],
-                           w->kind == DT_CALL_SEND ? "receive" : "send");
-    else if (st == DT_OK && !landed)
-        return;
+    if (st == DT_OK && !landed) {
+        const bool broken = dti_broken(w->comm->world);
+        const bool late = w->deadline_s > 0 && dti_now() > w->deadline_s;
+        if ((!broken && !late) || w->comm->ops->cancel(w))
+            return;
+        st = broken ? dti_work_fail_peer(w)
+                    : dti_work_fail(w, DT_ERR_TIMEOUT, "waited %.3g s for rank %d to %s",
+                                    w->comm->world->timeout_s, w->comm->ranks[w->peer],
+                                    w->kind == DT_CALL_SEND ? "receive" : "send");
+    }
     dt_work **link = &lane->flying;
     while (*link != w)
         link = &(*link)->next;
@@ -68,6 +68,8 @@ static void test_flight(dti_lane *lane, dt_work *w)
 /* Wait until no call of this communicator flies. Its lane is ours (`running`). */
 static dt_status land_flights(dti_lane *lane, dt_work *before)
 {
+    if (!lane->flying)
+        return DT_OK;
     const double since = dti_now(), deadline = since + before->comm->world->timeout_s;
     for (;;) {
         dt_work *w = lane->flying;
@@ -195,14 +197,18 @@ dt_status dti_lane_issue(dt_work *w)
 void dti_lane_wait(dt_work *w)
 {
     dti_lane *lane = &w->comm->world->lane[w->comm->channel];
-    const double since = dti_now();
+    double since = 0;
+    int looks = 0;
     pthread_mutex_lock(&lane->lock);
     while (w->state != DTI_DONE) {
         if ((w->state == DTI_QUEUED && !lane->running) || can_start_message(lane)) {
             run_head(lane);
         } else if (w->state == DTI_FLYING) {
-            w->deadline_s = since + w->comm->world->timeout_s;
             test_flight(lane, w);
+            if (w->state == DTI_DONE || looks++ < w->comm->world->spins)
+                continue;
+            since = since > 0 ? since : dti_now();
+            w->deadline_s = since + w->comm->world->timeout_s;
             pthread_mutex_unlock(&lane->lock);
             dti_pause(since);
             pthread_mutex_lock(&lane->lock);

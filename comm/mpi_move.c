@@ -165,7 +165,8 @@ static dt_status fail_absent(dt_work *w, const flight *f)
     return st;
 }
 
-static dt_status post_all(dt_work *w, flight *f, const dti_exchange *x)
+static dt_status post_all(dt_work *w, flight *f, const dti_exchange *x, const bool *to,
+                          const bool *from)
 {
     const int k = w->comm->size, me = w->comm->rank;
     dt_status st = DT_OK;
@@ -175,6 +176,9 @@ static dt_status post_all(dt_work *w, flight *f, const dti_exchange *x)
                 const bool send = pass == 1;
                 const int peer = (send ? me + step : me + k - step) % k;
                 const dti_piece *row = (send ? x->send : x->recv) + i * k;
+                const bool *with = send ? to : from;
+                if (with && !with[peer])
+                    continue;
                 st = post(w, f, peer, row[peer], message_bytes(w, x, i), send);
             }
     return st;
@@ -182,18 +186,23 @@ static dt_status post_all(dt_work *w, flight *f, const dti_exchange *x)
 
 dt_status dti_mpi_exchange(dt_work *w, const dti_exchange *x)
 {
+    return dti_mpi_exchange_with(w, x, NULL, NULL);
+}
+
+dt_status dti_mpi_exchange_with(dt_work *w, const dti_exchange *x, const bool *to, const bool *from)
+{
     if (dti_broken(w->comm->world))
         return dti_work_fail_peer(w);
     flight *f = lay_out(w, count_messages(w, x));
     const double since = dti_now();
-    dt_status st = post_all(w, f, x);
+    dt_status st = post_all(w, f, x, to, from);
     while (st == DT_OK && f->pending > 0) {
         st = look(w, f);
         if (st != DT_OK || f->pending == 0)
             break;
         if (dti_broken(w->comm->world))
             st = dti_work_fail_peer(w);
-        else if (dti_now() > w->deadline_s)
+        else if (dti_late(w))
             st = fail_absent(w, f);
         dti_pause(since);
     }

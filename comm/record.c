@@ -38,8 +38,8 @@ void dti_count_issue(dt_work *w)
     e->sequence = w->sequence;
     e->bytes = w->bytes;
     e->kind = w->kind;
-    (void)snprintf(e->label, sizeof e->label, "%s", w->label);
-    (void)snprintf(e->comm_name, sizeof e->comm_name, "%s", w->comm->name);
+    dti_copy_text(e->label, sizeof e->label, w->label);
+    dti_copy_text(e->comm_name, sizeof e->comm_name, w->comm->name);
     atomic_store(&e->state, ring_word(w->ring_index, DTI_RING_QUEUED));
     char speaker[24];
     if (world->explain)

@@ -76,7 +76,6 @@ dt_status dti_work_run(dt_work *w)
         const struct timespec nap = dti_timespec(w->delay_s);
         (void)nanosleep(&nap, NULL);
     }
-    w->deadline_s = dti_now() + w->comm->world->timeout_s;
     dt_status st = w->compare.n > 0 ? compare_calls(w) : DT_OK;
     if (ops->collective)
         return st == DT_OK ? ops->collective(w) : st;

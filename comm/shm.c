@@ -120,38 +120,74 @@ static void share_fate(dt_world *world, const introduction *all)
     world->spins = roomy ? 1000 : 0;
 }
 
-static dt_status open_comm(dt_comm *comm)
+/* Members of the communicator on this rank's machine; how many there are on the fullest one. */
+static int local_members(const dt_comm *comm, int *local, int *me_out, int *fullest_out)
+{
+    const shm_world *shm = comm->world->data;
+    int n = 0;
+    *fullest_out = 0;
+    for (int p = 0; p < comm->size; p++) {
+        int together = 0;
+        for (int q = 0; q < comm->size; q++)
+            together += shm->machine[comm->ranks[q]] == shm->machine[comm->ranks[p]];
+        *fullest_out = together > *fullest_out ? together : *fullest_out;
+        if (p == comm->rank)
+            *me_out = n;
+        if (shm->machine[comm->ranks[p]] == shm->machine[comm->world->rank])
+            local[n++] = p;
+    }
+    return n;
+}
+
+static dt_status make_room(dt_comm *comm, const int *local, int n, int me)
 {
     dt_world *world = comm->world;
     shm_world *shm = world->data;
-    for (int r = 0; r < comm->size; r++)
-        if (shm->machine[comm->ranks[r]] != shm->machine[world->rank])
-            comm->ops = shm->across;
-    if (comm->ops == shm->across)
-        return shm->across->comm_open(comm);
     DT_TRY(dt_grow((void **)&shm->desks, &shm->capacity, shm->ndesks + 1, sizeof *shm->desks));
     dt_array *desk = &shm->desks[shm->ndesks];
-    DT_TRY(take_note(world, dti_desk_bytes(comm->size), desk));
+    DT_TRY(take_note(world, dti_desk_bytes(n), desk));
     shm->ndesks++;
     uint64_t *notes = malloc((size_t)comm->size * sizeof *notes);
-    dti_room *room = dti_room_new(comm->size);
-    dt_status st = notes && room ? DT_OK : DT_ERROR(DT_ERR_NOMEM, "a communicator");
+    int *ranks = malloc((size_t)n * sizeof *ranks);
+    for (int i = 0; ranks && i < n; i++)
+        ranks[i] = comm->ranks[local[i]];
+    comm->room = ranks ? dti_room_new(n, me, ranks) : NULL;
+    dt_status st = notes && comm->room ? DT_OK : DT_ERROR(DT_ERR_NOMEM, "a communicator");
     if (st == DT_OK)
         st = dti_mpi_meet(comm, (uint64_t)(uintptr_t)dt_array_data(desk), notes);
-    for (int r = 0; st == DT_OK && r < comm->size; r++) {
-        room->peer[r] = &shm->peer[comm->ranks[r]];
-        room->desk[r] = dti_there(room->peer[r], (void *)(uintptr_t)notes[r]);
+    for (int i = 0; st == DT_OK && i < n; i++) {
+        comm->room->peer[i] = &shm->peer[ranks[i]];
+        comm->room->desk[i] = dti_there(comm->room->peer[i], (void *)(uintptr_t)notes[local[i]]);
     }
     free(notes);
-    comm->data = room;
+    free(ranks);
     if (st != DT_OK)
-        free(room);
+        free(comm->room);
+    return st;
+}
+
+static dt_status open_comm(dt_comm *comm)
+{
+    shm_world *shm = comm->world->data;
+    int *local = malloc((size_t)comm->size * sizeof *local), me = 0, fullest = 0;
+    DT_REQUIRE(local, DT_ERR_NOMEM, "a communicator of %d", comm->size);
+    const int n = local_members(comm, local, &me, &fullest);
+    dt_status st = DT_OK;
+    if (n < comm->size)
+        st = shm->across->comm_open(comm);
+    if (st == DT_OK && fullest > 1)
+        st = make_room(comm, local, n, me);
+    if (st == DT_OK && n < comm->size && fullest > 1)
+        st = dti_hier_open(comm, shm->machine);
+    else if (n < comm->size)
+        comm->ops = shm->across;
+    free(local);
     return st;
 }
 
 static void close_comm(dt_comm *comm)
 {
-    free(comm->data);
+    free(comm->room);
 }
 
 static void free_shm(dt_world *world)

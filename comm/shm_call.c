@@ -29,10 +29,14 @@ static dti_piece piece_at(const dti_peer *peer, const dti_piece *row, int index)
     return (dti_piece){dti_there(peer, there[index].data), there[index].bytes};
 }
 
-static const dt_work *work_of(const dt_comm *comm, int member)
+static const dt_work *work_of(const dti_room *r, int member)
 {
-    const dti_room *r = comm->data;
-    return dti_there(r->peer[member], dti_room_slip(comm, member)->work);
+    return dti_there(r->peer[member], dti_room_slip(r, member)->work);
+}
+
+static const dti_exchange *table_of(const dti_room *r, int member)
+{
+    return dti_there(r->peer[member], dti_room_slip(r, member)->table);
 }
 
 /* ---- small calls ---- */
@@ -67,7 +71,7 @@ static size_t staged_bytes(const dt_work *w, int i, int member)
 
 static void stage(const dt_work *w)
 {
-    char *at = dti_room_own_slip(w->comm)->staged;
+    char *at = dti_room_own_slip(w->comm->room)->staged;
     for (int i = 0; i < w->first.n; i++) {
         const size_t bytes = staged_bytes(w, i, w->comm->rank);
         if (bytes > 0)
@@ -80,7 +84,7 @@ static void take_staged(const dt_work *w)
 {
     const int k = w->comm->size;
     for (int p = 0; p < k; p++) {
-        const char *at = dti_room_slip(w->comm, p)->staged;
+        const char *at = dti_room_slip(w->comm->room, p)->staged;
         for (int i = 0; i < w->first.n; i++) {
             const size_t bytes = staged_bytes(w, i, p);
             if (bytes > 0)
@@ -102,7 +106,7 @@ static void sum_staged(const dt_work *w)
         for (int r = 0; r < me && !all; r++)
             before += w->first.send[i * k + r].bytes;
         for (int p = 0; p < k; p++)
-            w->source[p] = dti_room_slip(w->comm, p)->staged + offset + before;
+            w->source[p] = dti_room_slip(w->comm->room, p)->staged + offset + before;
         const int64_t count = all ? (int64_t)(bytes / dt_dtype_size(o->dtype)) : o->sum_count;
         char *sum = all ? w->second.recv[i * k].data : o->sum;
         if (count > 0)
@@ -129,8 +133,8 @@ static dt_status run_small(dt_work *w)
 /* Copy to all members but those whose destination is the source itself, reading it once. */
 static void store_to_all(const dt_work *w, const char *from, size_t bytes, bool stream)
 {
-    const dti_room *r = w->comm->data;
-    const int k = w->comm->size, me = w->comm->rank;
+    const dti_room *r = w->comm->room;
+    const int k = r->size, me = r->me;
     for (size_t at = 0; at < bytes; at += BLOCK_BYTES) {
         const size_t n = bytes - at < BLOCK_BYTES ? bytes - at : BLOCK_BYTES;
         for (int step = 0; step < k; step++) {
@@ -141,27 +145,27 @@ static void store_to_all(const dt_work *w, const char *from, size_t bytes, bool 
     }
 }
 
-static void gather_part(const dt_work *w, int i, bool stream)
+void dti_store_piece(const dt_work *w, int cell, dti_piece from, bool stream)
 {
-    const dti_room *r = w->comm->data;
-    const int k = w->comm->size, me = w->comm->rank;
-    for (int p = 0; p < k; p++)
-        r->to[p] = piece_at(r->peer[p], work_of(w->comm, p)->first.recv, i * k + me).data;
-    store_to_all(w, w->first.send[i * k].data, w->first.send[i * k].bytes, stream);
+    const dti_room *r = w->comm->room;
+    for (int p = 0; p < r->size; p++)
+        r->to[p] = piece_at(r->peer[p], table_of(r, p)->recv, cell).data;
+    if (from.bytes > 0)
+        store_to_all(w, from.data, from.bytes, stream);
 }
 
 static void broadcast_part(const dt_work *w, int i, bool stream)
 {
-    const dti_room *r = w->comm->data;
+    const dti_room *r = w->comm->room;
     const int k = w->comm->size, me = w->comm->rank, root = w->peer;
-    const dt_work *roots = work_of(w->comm, root);
+    const dt_work *roots = work_of(r, root);
     const dti_piece from = piece_at(r->peer[root], roots->first.send, i * k);
     const dti_piece own = piece_at(r->peer[root], roots->first.recv, i * k + root);
     const int64_t lines = (int64_t)(from.bytes + LINE - 1) / LINE;
     const size_t lo = (size_t)(lines * me / k) * LINE, end = (size_t)(lines * (me + 1) / k) * LINE;
     const size_t hi = end < from.bytes ? end : from.bytes;
     for (int p = 0; p < k; p++)
-        r->to[p] = piece_at(r->peer[p], work_of(w->comm, p)->first.recv, i * k + root).data + lo;
+        r->to[p] = piece_at(r->peer[p], work_of(r, p)->first.recv, i * k + root).data + lo;
     if (own.data == from.data)
         r->to[root] = from.data + lo;
     if (hi > lo)
@@ -170,12 +174,12 @@ static void broadcast_part(const dt_work *w, int i, bool stream)
 
 static void reduce_part(const dt_work *w, int i, bool stream)
 {
-    const dti_room *r = w->comm->data;
+    const dti_room *r = w->comm->room;
     const int k = w->comm->size, me = w->comm->rank;
     const dti_operand *o = &w->operand[i];
     const bool all = w->kind == DT_CALL_ALL_REDUCE;
     for (int p = 0; p < k; p++) {
-        const dt_work *theirs = work_of(w->comm, p);
+        const dt_work *theirs = work_of(r, p);
         r->from[p] = piece_at(r->peer[p], theirs->first.send, i * k + me).data;
         if (all)
             r->to[p] = piece_at(r->peer[p], theirs->second.recv, i * k + me).data;
@@ -189,11 +193,11 @@ static void reduce_part(const dt_work *w, int i, bool stream)
 
 static dt_status fetch(dt_work *w, const dti_exchange *x, bool stream)
 {
-    const dti_room *r = w->comm->data;
+    const dti_room *r = w->comm->room;
     const int k = w->comm->size, me = w->comm->rank;
     for (int step = 0; step < k; step++) {
         const int p = (me + 1 + step) % k; /* not all from the same rank at once */
-        const dti_exchange *theirs = dti_there(r->peer[p], dti_room_slip(w->comm, p)->table);
+        const dti_exchange *theirs = table_of(r, p);
         for (int i = 0; i < x->n; i++) {
             const dti_piece from = piece_at(r->peer[p], theirs->send, i * k + me);
             const dti_piece *to = &x->recv[i * k + p];
@@ -229,6 +233,7 @@ dt_status dti_shm_collective(dt_work *w)
     if (is_small(w))
         return run_small(w);
     const bool stream = is_streamed(w);
+    const int k = w->comm->size, me = w->comm->rank;
     dt_status st = dti_room_meet(w, DTI_STEP_DIRECT, &w->first);
     if (st != DT_OK)
         return st;
@@ -236,7 +241,7 @@ dt_status dti_shm_collective(dt_work *w)
         st = fetch(w, &w->first, stream);
     for (int i = 0; i < w->first.n && !w->host_values; i++) {
         if (w->kind == DT_CALL_ALL_GATHER)
-            gather_part(w, i, stream);
+            dti_store_piece(w, i * k + me, w->first.send[i * k + me], stream);
         else if (w->kind == DT_CALL_BROADCAST)
             broadcast_part(w, i, stream);
         else if (w->source)

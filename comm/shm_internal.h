@@ -68,8 +68,10 @@ typedef struct dti_desk {
     dti_pair pair[]; /* one a member */
 } dti_desk;
 
-/* One rank's view of a communicator: dt_comm.data. */
+/* One rank's view of a communicator, or of its members on one machine. Members count from 0. */
 typedef struct dti_room {
+    int size, me;
+    int *ranks;    /* world ranks of the members */
     unsigned here; /* rendezvous this rank has come to */
     dti_desk **desk;
     const dti_peer **peer;
@@ -78,16 +80,24 @@ typedef struct dti_room {
 } dti_room;
 
 size_t dti_desk_bytes(int members);
-/* Tables for `members`, all empty; free() it. NULL: no memory. */
-dti_room *dti_room_new(int members);
+/* Desks and peers are still missing; free() it. NULL: no memory. */
+dti_room *dti_room_new(int members, int me, const int *ranks);
 
 /* shm_room.c */
-dti_slip *dti_room_own_slip(const dt_comm *comm); /* of the next rendezvous, to be filled */
-const dti_slip *dti_room_slip(const dt_comm *comm, int member); /* of the last one */
+dti_slip *dti_room_own_slip(const dti_room *room); /* of the next rendezvous, to be filled */
+const dti_slip *dti_room_slip(const dti_room *room, int member); /* of the last one */
 /* Come to the next rendezvous and wait for all; then all slips can be read. Fails where they belong
  * to different calls, a rank dies, fails or does not come. */
 dt_status dti_room_meet(dt_work *w, dti_step step, const dti_exchange *table);
 bool dti_peer_is_dead(const dti_peer *peer);
+
+/* shm_call.c: after a rendezvous with a table, store a piece into that cell of the tables' `recv`
+ * of all in the room; not where it lies already. */
+void dti_store_piece(const dt_work *w, int cell, dti_piece from, bool stream);
+
+/* hier.c: a communicator that mpi.c has opened and that has a room on this machine; machine[world
+ * rank]. Sets its ops. */
+dt_status dti_hier_open(dt_comm *comm, const int *machine);
 
 /* Entries of dti_backend. */
 dt_status dti_shm_collective(dt_work *w);

@@ -41,7 +41,7 @@ static unsigned count_chunks(const dt_work *w)
 /* `other` is in our address space, what it points to is not. */
 static void copy_chunk(const dt_work *w, const dt_work *other, unsigned chunk, bool stream)
 {
-    const dti_room *room = w->comm->data;
+    const dti_room *room = w->comm->room;
     const dti_peer *peer = room->peer[w->peer];
     int i = 0;
     for (; chunk >= chunks_of(row_of(w)[i].bytes); i++)
@@ -65,7 +65,7 @@ static void land(dt_work *w, dt_status st)
 /* Copy what nobody has claimed. `account` is the first's flight, w's own or the other's. */
 static void copy_unclaimed(dt_work *w, const void *partner, dti_flight *account, bool second)
 {
-    const dti_room *room = w->comm->data;
+    const dti_room *room = w->comm->room;
     const unsigned chunks = count_chunks(w);
     const bool stream = (int64_t)chunks * CHUNK_BYTES * 2 >= DTI_STREAM_BYTES;
     unsigned copied = 0;
@@ -88,7 +88,7 @@ static void copy_unclaimed(dt_work *w, const void *partner, dti_flight *account,
 
 static dt_status check_sizes(dt_work *w, const dt_work *other)
 {
-    const dti_room *room = w->comm->data;
+    const dti_room *room = w->comm->room;
     const dti_exchange *theirs = &other->first;
     const int rank = w->comm->ranks[w->peer];
     const int sent = is_send(w) ? w->first.n : theirs->n;
@@ -109,7 +109,7 @@ static dt_status check_sizes(dt_work *w, const dt_work *other)
 /* The place of the pair's next message. */
 static atomic_uintptr_t *box_of(const dt_work *w)
 {
-    const dti_room *room = w->comm->data;
+    const dti_room *room = w->comm->room;
     const int me = w->comm->rank;
     dti_pair *mine = &room->desk[me]->pair[w->peer];
     if (!is_send(w))
@@ -144,7 +144,7 @@ static dt_status leave_or_find(dt_work *w, atomic_uintptr_t *box, const void **f
 
 dt_status dti_shm_start(dt_work *w)
 {
-    const dti_room *room = w->comm->data;
+    const dti_room *room = w->comm->room;
     if (dti_broken(w->comm->world))
         return dti_work_fail_peer(w);
     atomic_uintptr_t *box = box_of(w);
@@ -167,7 +167,7 @@ dt_status dti_shm_start(dt_work *w)
 
 dt_status dti_shm_test(dt_work *w, bool *done_out)
 {
-    const dti_room *room = w->comm->data;
+    const dti_room *room = w->comm->room;
     if (atomic_load(&w->flight.landed) == 0 && atomic_load(&w->flight.open))
         copy_unclaimed(w, w->flight.partner, &w->flight, false);
     const bool look = w->flight.looks++ % LOOKS == LOOKS - 1;
@@ -182,7 +182,7 @@ dt_status dti_shm_test(dt_work *w, bool *done_out)
 
 bool dti_shm_cancel(dt_work *w)
 {
-    const dti_room *room = w->comm->data;
+    const dti_room *room = w->comm->room;
     uintptr_t mine = (uintptr_t)w | is_send(w);
     if (w->flight.box && atomic_compare_exchange_strong(w->flight.box, &mine, 0))
         return false;

@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -30,28 +31,30 @@ size_t dti_desk_bytes(int members)
     return sizeof(dti_desk) + (size_t)members * sizeof(dti_pair);
 }
 
-dti_room *dti_room_new(int members)
+dti_room *dti_room_new(int members, int me, const int *ranks)
 {
     const size_t k = (size_t)members;
-    dti_room *r = calloc(1, sizeof *r + k * 4 * sizeof(void *));
+    dti_room *r = calloc(1, sizeof *r + k * (4 * sizeof(void *) + sizeof(int)));
     if (!r)
         return NULL;
     r->desk = (dti_desk **)(void *)(r + 1);
     r->peer = (const dti_peer **)(void *)(r->desk + k);
     r->to = (char **)(void *)(r->peer + k);
     r->from = (const void **)(void *)(r->to + k);
+    r->ranks = (int *)(void *)(r->from + k);
+    r->size = members;
+    r->me = me;
+    memcpy(r->ranks, ranks, k * sizeof *ranks);
     return r;
 }
 
-dti_slip *dti_room_own_slip(const dt_comm *comm)
+dti_slip *dti_room_own_slip(const dti_room *r)
 {
-    const dti_room *r = comm->data;
-    return &r->desk[comm->rank]->slip[(r->here + 1) & 1];
+    return &r->desk[r->me]->slip[(r->here + 1) & 1];
 }
 
-const dti_slip *dti_room_slip(const dt_comm *comm, int member)
+const dti_slip *dti_room_slip(const dti_room *r, int member)
 {
-    const dti_room *r = comm->data;
     return &r->desk[member]->slip[r->here & 1];
 }
 
@@ -86,12 +89,15 @@ static void sleep_until_raised(dti_desk *desk, unsigned number)
 
 static dt_status fail_absent(dt_work *w)
 {
-    const dti_room *r = w->comm->data;
+    const dti_room *r = w->comm->room;
     bool *absent = calloc((size_t)w->comm->size, sizeof *absent);
     if (!absent)
         return dti_work_fail(w, DT_ERR_TIMEOUT, "deadline passed");
-    for (int i = 0; i < w->comm->size; i++)
-        absent[i] = !has_come(r->desk[i], r->here);
+    for (int i = 0, p = 0; i < r->size; i++) {
+        while (w->comm->ranks[p] != r->ranks[i])
+            p++;
+        absent[p] = !has_come(r->desk[i], r->here);
+    }
     const dt_status st = dti_work_fail_absent(w, absent);
     free(absent);
     return st;
@@ -100,19 +106,19 @@ static dt_status fail_absent(dt_work *w)
 /* A rank that failed says so before it ends: look for that last. */
 static dt_status check_absent(dt_work *w, int member)
 {
-    const dti_room *r = w->comm->data;
+    const dti_room *r = w->comm->room;
     const bool dead = dti_peer_is_dead(r->peer[member]);
     if (dti_broken(w->comm->world))
         return dti_work_fail_peer(w);
     if (dead && !has_come(r->desk[member], r->here))
-        return dti_work_fail(w, DT_ERR_COMM, "rank %d has died (process %d)",
-                             w->comm->ranks[member], r->peer[member]->pid);
-    return dti_now() > w->deadline_s ? fail_absent(w) : DT_OK;
+        return dti_work_fail(w, DT_ERR_COMM, "rank %d has died (process %d)", r->ranks[member],
+                             r->peer[member]->pid);
+    return dti_late(w) ? fail_absent(w) : DT_OK;
 }
 
 static dt_status wait_for(dt_work *w, int member)
 {
-    const dti_room *r = w->comm->data;
+    const dti_room *r = w->comm->room;
     dti_desk *desk = r->desk[member];
     const int spins = w->comm->channel == 0 ? w->comm->world->spins : 0;
     for (int i = 0; i <= spins; i++) {
@@ -144,17 +150,16 @@ static dt_status compare_slips(dt_work *w, const dti_slip *mine, const dti_slip 
     return dti_work_fail(w, DT_ERR_COMM,
                          "rank %d makes a different call: %s of %d parts, %lld bytes where this "
                          "rank expects %d parts, %lld bytes, and the same root, types and sizes",
-                         w->comm->ranks[member], dt_call_name(theirs->kind), theirs->n,
+                         w->comm->room->ranks[member], dt_call_name(theirs->kind), theirs->n,
                          (long long)theirs->whole, mine->n, (long long)mine->whole);
 }
 
 dt_status dti_room_meet(dt_work *w, dti_step step, const dti_exchange *table)
 {
-    dt_comm *comm = w->comm;
-    dti_room *r = comm->data;
-    if (dti_broken(comm->world))
+    dti_room *r = w->comm->room;
+    if (dti_broken(w->comm->world))
         return dti_work_fail_peer(w);
-    dti_slip *mine = dti_room_own_slip(comm);
+    dti_slip *mine = dti_room_own_slip(r);
     mine->step = step;
     mine->kind = w->kind;
     mine->peer = w->peer;
@@ -164,11 +169,11 @@ dt_status dti_room_meet(dt_work *w, dti_step step, const dti_exchange *table)
     mine->work = w;
     mine->table = table;
     r->here++;
-    raise_flag(r->desk[comm->rank], r->here);
+    raise_flag(r->desk[r->me], r->here);
     dt_status st = DT_OK;
-    for (int i = 1; st == DT_OK && i < comm->size; i++)
-        st = wait_for(w, (comm->rank + i) % comm->size);
-    for (int p = 0; st == DT_OK && p < comm->size; p++)
-        st = compare_slips(w, mine, dti_room_slip(comm, p), p);
+    for (int i = 1; st == DT_OK && i < r->size; i++)
+        st = wait_for(w, (r->me + i) % r->size);
+    for (int p = 0; st == DT_OK && p < r->size; p++)
+        st = compare_slips(w, mine, dti_room_slip(r, p), p);
     return st;
 }

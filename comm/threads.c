@@ -108,7 +108,7 @@ static hall *enter_hall(dti_group *group, const dt_comm *comm)
 
 static dt_status open_comm(dt_comm *comm)
 {
-    dti_room *room = dti_room_new(comm->size);
+    dti_room *room = dti_room_new(comm->size, comm->rank, comm->ranks);
     const hall *h = room ? enter_hall(comm->world->data, comm) : NULL;
     if (!h)
         free(room);
@@ -118,13 +118,13 @@ static dt_status open_comm(dt_comm *comm)
         room->peer[r] = &everybody;
     }
     room->here = atomic_load(&room->desk[comm->rank]->arrived);
-    comm->data = room;
+    comm->room = room;
     return DT_OK;
 }
 
 static void close_comm(dt_comm *comm)
 {
-    free(comm->data);
+    free(comm->room);
     leave_hall(comm->world->data, comm);
 }
 

@@ -50,23 +50,25 @@ static size_t carve_work(char *base, dti_work_plan p)
     return used;
 }
 
-/* Zeroed; where peers can read it if the world has such a place, then `array_out` is what to give
- * back. */
+/* Where peers can read it if the world has such a place, then `array_out` is what to give back. */
 static void *take(const dt_world *world, size_t bytes, dt_array *array_out)
 {
     if (!world->notes)
-        return calloc(1, bytes);
+        return malloc(bytes);
     const dt_shape shape = DT_SHAPE((int64_t)bytes);
     if (dt_array_create(world->notes, DT_U8, shape, DT_TAG_COMM, array_out) != DT_OK)
         return NULL;
-    return memset(dt_array_data(array_out), 0, bytes);
+    return dt_array_data(array_out);
 }
 
 dt_status dti_work_create(dt_comm *comm, dti_work_plan plan, const char *label, dt_work **work_out)
 {
     dt_array memory = {0};
-    char *base = take(comm->world, carve_work(NULL, plan), &memory);
+    const size_t bytes = carve_work(NULL, plan), texts = offsetof(dt_work, label);
+    char *base = take(comm->world, bytes, &memory);
     DT_REQUIRE(base, DT_ERR_NOMEM, "a call of %d parts", plan.n);
+    memset(base, 0, texts);
+    memset(base + sizeof(dt_work), 0, bytes - sizeof(dt_work));
     (void)carve_work(base, plan);
     dt_work *w = (dt_work *)(void *)base;
     w->memory = memory;
@@ -74,7 +76,8 @@ dt_status dti_work_create(dt_comm *comm, dti_work_plan plan, const char *label, 
     w->kind = plan.kind;
     w->n = plan.n;
     w->peer = -1;
-    (void)snprintf(w->label, sizeof w->label, "%s", label ? label : "");
+    dti_copy_text(w->label, sizeof w->label, label ? label : "");
+    w->message[0] = '\0';
     *work_out = w;
     return DT_OK;
 }
@@ -91,6 +94,7 @@ dt_status dti_work_host_copy(dt_work *w, size_t bytes)
 {
     w->host_copy = take(w->comm->world, bytes, &w->host_memory);
     DT_REQUIRE(w->host_copy, DT_ERR_NOMEM, "%zu bytes of host values", bytes);
+    memset(w->host_copy, 0, bytes);
     return DT_OK;
 }
 

@@ -21,6 +21,21 @@ struct timespec dti_timespec(double seconds)
     return (struct timespec){.tv_sec = whole, .tv_nsec = (long)((seconds - (double)whole) * 1e9)};
 }
 
+bool dti_late(dt_work *w)
+{
+    const double now = dti_now();
+    if (w->deadline_s == 0)
+        w->deadline_s = now + w->comm->world->timeout_s;
+    return now > w->deadline_s;
+}
+
+void dti_copy_text(char *to, size_t size_bytes, const char *text)
+{
+    const size_t length = strnlen(text, size_bytes - 1);
+    memcpy(to, text, length);
+    to[length] = '\0';
+}
+
 void dti_pause(double since_s)
 {
     const struct timespec nap = {.tv_nsec = 50000};

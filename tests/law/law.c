@@ -229,7 +229,7 @@ dt_status law_train(const law_case *c, law_run *run_out)
     dt_status st = DT_OK;
     if (c->mpi) {
         dt_world *world = NULL;
-        DT_TRY(dt_world_create(&(dt_world_options){.backend = DT_BACKEND_MPI}, &world));
+        DT_TRY(dt_world_create(NULL, &world));
         j.config.dp_replicate = dt_world_size(world);
         st = train(world, &j);
         dt_world_destroy(&world);

@@ -28,7 +28,7 @@ typedef struct law_run {
 typedef struct law_case {
     const char *golden;            /* folder below tests/golden */
     int ranks, micro_batch, steps; /* steps 0: all that expected.json has */
-    bool mpi;                      /* ranks are those of the MPI world, not threads */
+    bool mpi;                      /* ranks are those of mpirun, not threads */
     const char *fault;             /* DT_FAULT of the world; NULL: none */
     double eps;                    /* of AdamW; 0: the case's */
     int layers;                    /* 0: the case's; else so many, with weights of their own */
