@@ -146,7 +146,7 @@ dt_status dti_plan_work(dt_work *w, const dti_call_options *o, const dt_part *pa
             plan_part(w, i, &part[i]);
         w->bytes += payload(w, i, &part[i]);
     }
-    if (w->kind == DT_CALL_BARRIER)
+    if (w->kind == DT_CALL_BARRIER && !w->comm->ops->collective)
         DT_TRY(plan_barrier(w));
     if (w->source && !w->comm->ops->lends)
         DT_TRY(plan_staging(w));

@@ -60,7 +60,7 @@ static dt_status introduce(dt_world *world, int machine, introduction *mine)
     mine->map[0] = dt_heap_get_map(heap);
     mine->map[1] = dt_heap_get_map(world->notes);
     mine->fate = dt_array_data(&shm->fate);
-    if (mine->map[0].fd < 0 || mine->map[1].fd < 0)
+    if (mine->map[0].fd < 0 || mine->map[1].fd < 0 || dt_world_fault(world, "unshared"))
         (void)snprintf(mine->why, sizeof mine->why, "the system refuses a file for its memory");
     return DT_OK;
 }

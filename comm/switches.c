@@ -6,6 +6,7 @@
  *   swap_shards   all_gather gives the pieces of ranks 0 and 1 in each other's place
  *   drop_wait     the result is as it was before the call, as if nobody had waited for it
  *   slow_comm:MS  every call takes MS milliseconds longer (the argument is a number here)
+ *   unshared      this rank says that it cannot share its memory
  *   alloc:N, alloc:N@R  allocation N, counted from 1, of all ranks' heaps or of rank R's fails */
 #include "comm/comm_internal.h"
 
@@ -109,8 +110,8 @@ dt_status dti_switches_read(dt_world *world)
     if (checks)
         DT_TRY(check_names("DT_CHECK", checks, "collective,replicas"));
     if (faults)
-        DT_TRY(
-            check_names("DT_FAULT", faults, "skip_reduce,swap_shards,drop_wait,slow_comm,alloc"));
+        DT_TRY(check_names("DT_FAULT", faults,
+                           "skip_reduce,swap_shards,drop_wait,slow_comm,unshared,alloc"));
     world->explain = explain && (strcmp(explain, "all") == 0 ||
                                  (speaks && explain[0] && strcmp(explain, "0") != 0));
     dt_world_set_check(world, checks ? checks : "");

@@ -2,6 +2,7 @@
 #include "array/dt_array.h"
 #include "tests/harness.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -307,14 +308,17 @@ START_TEST(test_file_shows_the_bytes)
     memset(dt_array_data(&a), 9, 100 * KIB);
     const size_t offset = (size_t)((char *)dt_array_data(&a) - (char *)map.base);
     ck_assert_uint_lt(offset, map.bytes);
-    const uint8_t *peer = dt_array_data(&a);
-    if (map.fd >= 0)
-        peer = mmap(NULL, 100 * KIB, PROT_READ, MAP_SHARED, map.fd, (off_t)offset);
-    ck_assert(peer != MAP_FAILED);
+    uint8_t *whole = map.fd >= 0 ? dt_heap_open_map((int)getpid(), &map) : map.base;
+    ck_assert_ptr_nonnull(whole);
+    const uint8_t *peer = whole + offset;
     ck_assert_uint_eq(peer[0], 9);
     ck_assert_uint_eq(peer[100 * KIB - 1], 9);
+    dt_heap_map wrong = map; /* a descriptor of that number, but not that heap */
+    wrong.nonce = dt_heap_get_map(other).nonce;
+    ck_assert_ptr_null(dt_heap_open_map((int)getpid(), &wrong));
+    ck_assert(map.fd < 0 || errno == ESTALE);
     if (map.fd >= 0)
-        munmap((void *)(uintptr_t)peer, 100 * KIB);
+        munmap(whole, map.bytes);
     dt_array_release(&a);
     dt_heap_destroy(&heap);
     dt_heap_destroy(&other);

@@ -4,6 +4,7 @@
  * backend the other tests run on. All ranks pass or fail together, so that none waits for another.
  *
  * `test_mpi die`: rank 1 gives up while rank 0 waits; the job must end (test_mpi_die.sh).
+ * `test_mpi sum`: says what carries a sum.
  * `test_mpi killed`, `killed_message`: rank 1 is killed while rank 0 waits for it. */
 #include "tests/comm/lanes.h"
 
@@ -234,6 +235,19 @@ static int die(void)
     return 0;
 }
 
+static int sum(void)
+{
+    dt_world *world;
+    DT_MUST(dt_world_create(NULL, &world));
+    int64_t n = 1;
+    DT_MUST(dt_all_reduce_i64_sync(dt_world_comm(world), &n, 1, DT_REDUCE_SUM));
+    if (dt_world_rank(world) == 0)
+        (void)printf("%lld ranks by %s\n", (long long)n,
+                     dt_world_backend(world) == DT_BACKEND_MPI ? "mpi" : "shm");
+    dt_world_destroy(&world);
+    return 0;
+}
+
 static int lose(bool message)
 {
     dt_world *world;
@@ -271,6 +285,8 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && strcmp(argv[1], "die") == 0)
         return die();
+    if (argc > 1 && strcmp(argv[1], "sum") == 0)
+        return sum();
     if (argc > 1 && strncmp(argv[1], "killed", 6) == 0)
         return lose(strcmp(argv[1], "killed") != 0);
     int level = 0;

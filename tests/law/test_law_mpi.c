@@ -1,5 +1,5 @@
-/* tests/law/test_law_mpi.c - run by tools/mpirun: processes, by shared memory, by MPI or by both, and
- * threads of one process train to equal bits. */
+/* tests/law/test_law_mpi.c - run by tools/mpirun: processes, by shared memory, by MPI or by both,
+ * and threads of one process train to equal bits. */
 #include "tests/harness.h"
 #include "tests/law/law.h"
 
