@@ -1,6 +1,5 @@
-/* tests/pp/test_pipeline.c - the split of a model, and the executor: it does what its row says, in
- * that order; what is refused, and a stage that fails: an error on all ranks, no rank left waiting.
- * That its numbers are those of one rank is in tests/law/test_law_pp.c. */
+/* tests/pp/test_pipeline.c - the split of a model by every kind of text, each cut giving the numbers
+ * of one rank; what is refused; tied weights. Read next: tests/pp/test_executor.c. */
 #include "tests/pp/pipe.h"
 
 #include <stdlib.h>
@@ -148,44 +147,6 @@ END_TEST
 
 /* ---- a run ---- */
 
-/* Every action of the row began when the one before had ended. */
-static dt_status order_body(dt_world *world, void *arg)
-{
-    pipe p;
-    double loss = 0;
-    char want[DT_PP_ACTION_TEXT];
-    dt_trace *trace = NULL;
-    DT_TRY(dt_trace_create(&trace));
-    DT_TRY(pipe_open(arg, world, &p));
-    dt_world_set_trace(world, trace);
-    DT_TRY(pipe_run(&p, &loss));
-    dt_world_set_trace(world, NULL);
-    const dt_pp_row *row = dt_pipeline_row(p.pipe);
-    int64_t count = 0, at = 0;
-    const dt_trace_event *event = dt_trace_events(trace, &count);
-    for (int64_t i = 0; i < count; i++) {
-        if (strcmp(event[i].kind, "pp") != 0)
-            continue;
-        TEST_THAT(at / 2 < row->count, "more events than actions");
-        (void)dt_pp_action_print(row->action[at / 2], want, sizeof want);
-        TEST_THAT(strcmp(event[i].name, want) == 0, "%s, not %s", event[i].name, want);
-        TEST_THAT(event[i].phase == (at % 2 ? DT_TRACE_END : DT_TRACE_BEGIN), "%s", want);
-        at++;
-    }
-    TEST_THAT(at == 2 * row->count && at > 0, "%lld of %lld actions", (long long)at / 2,
-              (long long)row->count);
-    dt_trace_destroy(&trace);
-    pipe_close(&p);
-    return DT_OK;
-}
-
-START_TEST(a_row_is_run_as_it_stands)
-{
-    pipe_plan c = {.schedule = pipe_schedules[_i], .ranks = 2, .m = 4, .layers = 4};
-    test_ranks(2, order_body, &c);
-}
-END_TEST
-
 static dt_status count_body(dt_world *world, void *arg)
 {
     pipe p;
@@ -254,7 +215,6 @@ int main(void)
     tcase_set_timeout(tc, 120);
     tcase_add_loop_test(tc, stages_make_up_the_model, 0, DT_COUNT(splits));
     tcase_add_loop_test(tc, what_cannot_be_cut_is_refused, 0, DT_COUNT(refused));
-    tcase_add_loop_test(tc, a_row_is_run_as_it_stands, 0, PIPE_NSCHEDULES);
     tcase_add_test(tc, microbatches_must_be_those_of_the_schedule);
     tcase_add_loop_test(tc, tied_copies_have_equal_gradients, 0, 2);
     suite_add_tcase(suite, tc);

@@ -1,0 +1,317 @@
+/* tests/pp/test_executor.c - the executor does what its row says, in that order, with the tapes,
+ * bytes and received tensors that the simulator counts; shards are whole when the schedule says so;
+ * with tensor parallelism, recompute and a loss of the user's the numbers are those of one rank.
+ * What fails is in tests/pp/test_failure.c, more of the law in tests/law/test_law_pp.c. */
+#include "tests/pp/pipe.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- order, tapes, bytes, received tensors ---- */
+
+/* What the simulator says of a plan, and a rank's row of it. */
+typedef struct forecast {
+    dt_pp_schedule *plain, *lowered;
+    dt_pp_timeline *time;
+    const dt_pp_row *row;
+    const dt_pp_lane *lane;
+} forecast;
+
+static dt_status foresee(const pipe_plan *c, int rank, forecast *f)
+{
+    *f = (forecast){0};
+    DT_TRY(dt_pp_schedule_create(c->schedule, c->ranks, c->m, c->v, &f->plain));
+    DT_TRY(dt_pp_lower(f->plain, c->zero == 2 ? 2 : 0, &f->lowered));
+    DT_TRY(dt_pp_simulate(f->lowered, NULL, &f->time));
+    f->row = &f->lowered->row[rank];
+    f->lane = &f->time->lane[rank];
+    return DT_OK;
+}
+
+static void forget(forecast *f)
+{
+    dt_pp_timeline_destroy(&f->time);
+    dt_pp_schedule_destroy(&f->lowered);
+    dt_pp_schedule_destroy(&f->plain);
+}
+
+/* Microbatches that are alive in a stage after action i, and tensors that came and wait. */
+static int alive(const dt_pp_row *row, int64_t i, int stage)
+{
+    int n = 0;
+    for (int64_t k = 0; k <= i; k++) {
+        const dt_pp_action a = row->action[k];
+        if (a.stage == stage)
+            n += (a.kind == DT_PP_F) - (a.kind == DT_PP_B || a.kind == DT_PP_W);
+    }
+    return n;
+}
+
+enum { MOST_STAGES = 12 };
+/* Of a tensor between stages: 2 samples of a microbatch at most. */
+static const int64_t boundary_bytes = 2 * PIPE_SEQ * PIPE_HIDDEN * (int64_t)sizeof(float);
+
+/* What one microbatch of each stage holds after its F, from the first ones. */
+static void weigh(const forecast *f, const int64_t *bytes, int64_t *each)
+{
+    for (int s = 0; s < MOST_STAGES; s++)
+        each[s] = 0;
+    for (int64_t i = f->row->count - 1; i > 0; i--)
+        if (f->row->action[i].kind == DT_PP_F)
+            each[f->row->action[i].stage] = bytes[i] - bytes[i - 1] + boundary_bytes;
+}
+
+/* At every moment at most: what lives, as heavy as the first ones; what was received and waits; and
+ * one tensor on its way out a stage and side. */
+static dt_status check_bytes(const forecast *f, const int64_t *bytes)
+{
+    int64_t each[MOST_STAGES];
+    char text[DT_PP_ACTION_TEXT];
+    weigh(f, bytes, each);
+    for (int64_t i = 0; i < f->row->count; i++) {
+        int64_t most = (f->lane->peak_received + 2) * boundary_bytes;
+        for (int s = 0; s < f->lowered->nstages; s++)
+            most += alive(f->row, i, s) * each[s];
+        TEST_THAT(bytes[i] <= most, "after %s %lld bytes of activations, at most %lld",
+                  dt_pp_action_print(f->row->action[i], text, sizeof text), (long long)bytes[i],
+                  (long long)most);
+    }
+    TEST_THAT(bytes[f->row->count - 1] == 0, "%lld bytes are left",
+              (long long)bytes[f->row->count - 1]);
+    return DT_OK;
+}
+
+/* Events of kind pp: begin and end of each action, then how many tapes live. */
+static dt_status check_events(const dt_trace *trace, const forecast *f, int64_t *bytes)
+{
+    int64_t count = 0, at = 0;
+    char want[DT_PP_ACTION_TEXT];
+    const dt_trace_event *event = dt_trace_events(trace, &count);
+    for (int64_t i = 0; i < count; i++) {
+        if (strncmp(event[i].kind, "pp", 2) != 0)
+            continue;
+        const int64_t k = at / 3;
+        TEST_THAT(k < f->row->count, "more events than actions");
+        (void)dt_pp_action_print(f->row->action[k], want, sizeof want);
+        const bool moment = at++ % 3 == 2;
+        TEST_THAT(strcmp(event[i].kind, moment ? "pp live" : "pp") == 0, "%s", event[i].kind);
+        if (moment) {
+            bytes[k] = event[i].bytes;
+            TEST_THAT(atoi(event[i].name) == f->lane->live[k],
+                      "after %s %s tapes live, the simulator says %d", want, event[i].name,
+                      f->lane->live[k]);
+            continue;
+        }
+        TEST_THAT(strcmp(event[i].name, want) == 0, "%s, not %s", event[i].name, want);
+        TEST_THAT(event[i].phase == (at % 3 == 1 ? DT_TRACE_BEGIN : DT_TRACE_END), "%s", want);
+    }
+    TEST_THAT(at == 3 * f->row->count && at > 0, "%lld of %lld actions", (long long)at / 3,
+              (long long)f->row->count);
+    return DT_OK;
+}
+
+static dt_status order_body(dt_world *world, void *arg)
+{
+    pipe p;
+    forecast f;
+    double loss = 0;
+    dt_trace *trace = NULL;
+    DT_TRY(foresee(arg, dt_world_rank(world), &f));
+    DT_TRY(dt_trace_create(&trace));
+    DT_TRY(pipe_open(arg, world, &p));
+    dt_world_set_trace(world, trace);
+    DT_TRY(pipe_run(&p, &loss));
+    dt_world_set_trace(world, NULL);
+    TEST_THAT(dt_pipeline_row(p.pipe)->count == f.row->count, "the row");
+    int64_t *bytes = calloc((size_t)f.row->count, sizeof *bytes);
+    TEST_THAT(bytes != NULL, "no memory");
+    DT_TRY(check_events(trace, &f, bytes));
+    DT_TRY(check_bytes(&f, bytes));
+    TEST_THAT(dt_pipeline_peak_live(p.pipe) == f.lane->peak_live, "peak of tapes");
+    TEST_THAT(dt_pipeline_peak_received(p.pipe) == f.lane->peak_received &&
+                  f.lane->peak_received > 0,
+              "%d tensors waited, the simulator says %d", dt_pipeline_peak_received(p.pipe),
+              f.lane->peak_received);
+    free(bytes);
+    dt_trace_destroy(&trace);
+    pipe_close(&p);
+    forget(&f);
+    return DT_OK;
+}
+
+START_TEST(a_row_is_run_as_it_stands)
+{
+    const bool four = _i >= PIPE_NSCHEDULES;
+    pipe_plan c = {.schedule = pipe_schedules[_i % PIPE_NSCHEDULES],
+                   .ranks = four ? 4 : 2,
+                   .m = four ? 8 : 4,
+                   .layers = 8};
+    test_ranks(c.ranks, order_body, &c);
+}
+END_TEST
+
+/* ---- twice the same; the loss of the user ---- */
+
+static dt_tensor *own_loss(void *arg, dt_tape *t, dt_tensor *y, dt_tensor *targets)
+{
+    const dt_cross_entropy_options o = {.valid = PIPE_SAMPLES * PIPE_SEQ};
+    (void)arg;
+    return dt_cross_entropy(t, y, targets, &o);
+}
+
+/* The sum of all logits times 3: its gradient is known. */
+static dt_tensor *sum_loss(void *arg, dt_tape *t, dt_tensor *y, dt_tensor *targets)
+{
+    (void)arg;
+    (void)targets;
+    return dt_scale(t, dt_sum(t, y, 0), 3);
+}
+
+static dt_tensor *no_loss(void *arg, dt_tape *t, dt_tensor *y, dt_tensor *targets)
+{
+    (void)arg;
+    (void)targets;
+    return dt_scale(t, y, 2);
+}
+
+static dt_status loss_body(dt_world *world, void *arg)
+{
+    pipe p;
+    double first = 0, loss = 0, none = 0;
+    DT_TRY(pipe_open(arg, world, &p));
+    for (int i = 0; i < 20; i++) {
+        DT_TRY(pipe_run(&p, i ? &loss : &first));
+        DT_TRY(pipe_check(&p, i ? loss : first));
+        TEST_THAT(i == 0 || loss == first, "run %d: %.9g, first %.9g", i, loss, first);
+        dt_module_clear_grads(dt_pipeline_module(p.pipe));
+    }
+    p.loss = own_loss;
+    DT_TRY(pipe_run(&p, &loss));
+    DT_TRY(pipe_check(&p, loss));
+    dt_module_clear_grads(dt_pipeline_module(p.pipe));
+    p.loss = no_loss;
+    TEST_FAILS(DT_ERR_SHAPE, "loss has 396 elements, not one", pipe_run(&p, &none));
+    p.loss = sum_loss;
+    DT_TRY(pipe_run(&p, &none));
+    /* dL/dw of the head is 3 times the sum of its inputs, the same for each of its rows. */
+    dt_module *m = dt_pipeline_stage(p.pipe, dt_pipeline_nstages(p.pipe) - 1);
+    dt_module *head = dt_module_find(m, "lm_head");
+    float host[PIPE_VOCAB * PIPE_HIDDEN];
+    if (head) {
+        dt_param *w = dt_module_param(head, "weight");
+        DT_TRY(dt_array_read(&dt_tensor_grad(w->tensor)->array, host, PIPE_VOCAB * PIPE_HIDDEN));
+        for (int i = PIPE_HIDDEN; i < PIPE_VOCAB * PIPE_HIDDEN; i++)
+            TEST_THAT(host[i] == host[i - PIPE_HIDDEN] && host[i] != 0, "element %d: %g", i,
+                      (double)host[i]);
+    }
+    pipe_close(&p);
+    return DT_OK;
+}
+
+START_TEST(passes_repeat_and_take_a_loss)
+{
+    static const char *const schedule[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zbv"};
+    pipe_plan c = {.schedule = schedule[_i], .ranks = 2, .m = 4, .layers = 4};
+    test_ranks(2, loss_body, &c);
+}
+END_TEST
+
+/* ---- shards ---- */
+
+/* Gathers happen in UNSHARD alone, frees in RESHARD or at the end of the step, and no more than two
+ * stages are whole at once. Layers: one a stage, so a stage has the groups of it and of its root. */
+static dt_status check_gathers(const dt_trace *trace, const dt_pp_row *row)
+{
+    int64_t count = 0, gathers = 0, unshards = 0;
+    int whole = 0;
+    bool inside = false;
+    const dt_trace_event *event = dt_trace_events(trace, &count);
+    for (int64_t i = 0; i < row->count; i++)
+        unshards += row->action[i].kind == DT_PP_UNSHARD;
+    for (int64_t i = 0; i < count; i++) {
+        const bool gather = strncmp(event[i].name, "gather", 6) == 0;
+        if (strcmp(event[i].kind, "pp") == 0 && event[i].phase != DT_TRACE_MOMENT)
+            inside = event[i].phase == DT_TRACE_BEGIN && strstr(event[i].name, "UNSHARD") != NULL;
+        if (strcmp(event[i].kind, "fsdp") != 0)
+            continue;
+        TEST_THAT(!gather || inside, "%s outside of UNSHARD", event[i].name);
+        gathers += gather;
+        whole += gather;
+        whole -= strncmp(event[i].name, "free", 4) == 0;
+        TEST_THAT(whole <= 2 * 2, "%d groups are whole", whole);
+    }
+    TEST_THAT(unshards > 3 && gathers >= unshards && gathers <= 2 * unshards,
+              "%lld gathers in %lld UNSHARD", (long long)gathers, (long long)unshards);
+    return DT_OK;
+}
+
+static dt_status sharded_body(dt_world *world, void *arg)
+{
+    const pipe_plan *c = arg;
+    pipe p;
+    double loss = 0, again = 0;
+    dt_trace *trace = NULL;
+    DT_TRY(dt_trace_create(&trace));
+    DT_TRY(pipe_open(c, world, &p));
+    dt_world_set_trace(world, trace);
+    DT_TRY(pipe_run(&p, &loss));
+    dt_world_set_trace(world, NULL);
+    DT_TRY(pipe_check(&p, loss));
+    if (c->zero == 2 && c->v >= 3)
+        DT_TRY(check_gathers(trace, dt_pipeline_row(p.pipe)));
+    /* An evaluation, then the same again. */
+    dt_pipeline_pass pass = pipe_pass(&p);
+    pass.tape.no_grad = true;
+    dt_module_clear_grads(dt_pipeline_module(p.pipe));
+    DT_TRY(dt_pipeline_run(p.pipe, &pass, &again));
+    TEST_THAT(again == loss, "evaluation gives %.9g, not %.9g", again, loss);
+    DT_TRY(pipe_run(&p, &again));
+    TEST_THAT(again == loss, "%.9g, at first %.9g", again, loss);
+    DT_TRY(pipe_check(&p, again));
+    dt_trace_destroy(&trace);
+    pipe_close(&p);
+    return DT_OK;
+}
+
+#define PLAN(...)               \
+    {                           \
+        .ranks = 2, __VA_ARGS__ \
+    }
+static const pipe_plan sharded[] = {
+    PLAN(.schedule = "interleaved", .m = 4, .v = 3, .layers = 6, .dp = 2, .zero = 2),
+    PLAN(.schedule = "interleaved", .m = 4, .v = 3, .layers = 6, .dp = 2, .zero = 3),
+    PLAN(.schedule = "looped-bfs", .m = 4, .v = 3, .layers = 6, .dp = 2, .zero = 2),
+    PLAN(.schedule = "looped-bfs", .m = 4, .v = 4, .layers = 8, .dp = 2, .zero = 2),
+    PLAN(.schedule = "interleaved-zb", .m = 4, .v = 3, .layers = 6, .dp = 2, .zero = 2),
+    PLAN(.schedule = "interleaved-zb", .m = 4, .v = 4, .layers = 8, .dp = 2, .zero = 3),
+    PLAN(.schedule = "interleaved", .m = 3, .v = 3, .layers = 7, .dp = 2, .zero = 2,
+         .at_once = 3), /* 3, 3, 2 */
+    PLAN(.schedule = "interleaved", .m = 3, .v = 3, .layers = 7, .dp = 2, .zero = 3, .at_once = 3,
+         .recompute = DT_RECOMPUTE_FULL),
+    PLAN(.schedule = "interleaved", .m = 4, .v = 3, .layers = 6, .tp = 2, .sp = true),
+    PLAN(.schedule = "interleaved-zb", .m = 4, .v = 3, .layers = 6, .tp = 2,
+         .recompute = DT_RECOMPUTE_SELECTIVE),
+    PLAN(.schedule = "interleaved", .m = 4, .v = 3, .layers = 6, .dp = 2, .tp = 2, .sp = true,
+         .zero = 2),
+    PLAN(.schedule = "zbv", .m = 4, .layers = 4, .dp = 2, .tp = 2, .sp = true, .zero = 3,
+         .tied = true, .recompute = DT_RECOMPUTE_FULL),
+};
+
+START_TEST(stages_are_sharded)
+{
+    pipe_plan c = sharded[_i];
+    test_ranks(c.ranks * (c.dp ? c.dp : 1) * (c.tp ? c.tp : 1), sharded_body, &c);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("executor of pipelines");
+    TCase *tc = tcase_create("executor");
+    tcase_set_timeout(tc, 120);
+    tcase_add_loop_test(tc, a_row_is_run_as_it_stands, 0, 2 * PIPE_NSCHEDULES);
+    tcase_add_loop_test(tc, passes_repeat_and_take_a_loss, 0, 5);
+    tcase_add_loop_test(tc, stages_are_sharded, 0, DT_COUNT(sharded));
+    suite_add_tcase(suite, tc);
+    return test_main(suite);
+}
