@@ -21,6 +21,7 @@ typedef struct trouble {
 typedef struct witness {
     const trouble *trouble;
     int stage;
+    int after; /* forwards of the failing microbatch in a later stage */
 } witness;
 
 static bool hits(const witness *w, dt_tape *t, spot where)
@@ -34,9 +35,12 @@ static bool hits(const witness *w, dt_tape *t, spot where)
 /* An op that no shapes allow. */
 static dt_values spoil(dt_module *m, dt_tape *t, const dt_values *in, void *arg)
 {
-    const witness *w = arg;
+    witness *w = arg;
     dt_tensor *x = in->value[0];
     (void)m;
+    w->after += w->trouble->armed && w->trouble->spot == IN_FORWARD &&
+                w->stage > w->trouble->stage && !dt_mesh_rehearses(dt_tape_mesh(t)) &&
+                dt_tape_get_options(t)->first_sample == w->trouble->first_sample;
     if (!hits(w, t, IN_FORWARD) || dt_tensor_is_failed(x) ||
         (w->trouble->samples && dt_tensor_layout(x)->shape.dim[0] != w->trouble->samples))
         return *in;
@@ -74,7 +78,7 @@ static dt_status watch(pipe *p, const trouble *x, witness *list)
 {
     for (int i = 0; i < dt_pipeline_nstages(p->pipe); i++) {
         dt_module *layer = dt_model_layer(dt_pipeline_stage(p->pipe, i), 0);
-        list[i] = (witness){x, dt_pipeline_stage_number(p->pipe, i)};
+        list[i] = (witness){x, dt_pipeline_stage_number(p->pipe, i), 0};
         const dt_lifetime hooks = {
             .pre_backward = spoil_backward, .post_backward_weight = spoil_weights, .arg = &list[i]};
         DT_TRY(dt_module_add_transform(layer, spoil, NULL, &list[i], NULL));
@@ -138,6 +142,8 @@ static dt_status anywhere_body(dt_world *world, void *arg)
             x.spot = (spot)(i / 3);
             DT_TRY(fails_once(&p, &x, i % 3 == 0 ? 0 : i % 3 == 1 ? m / 2 : m - 1));
         }
+    for (int i = 0; i < dt_pipeline_nstages(p.pipe); i++)
+        TEST_THAT(list[i].after == 0, "stage %d computed what had failed before", list[i].stage);
     DT_TRY(pipe_run(&p, &after));
     TEST_THAT(before == after, "the loss was %.9g and is %.9g", before, after);
     DT_TRY(pipe_check(&p, after));

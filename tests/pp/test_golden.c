@@ -166,6 +166,51 @@ START_TEST(peaks)
 }
 END_TEST
 
+/* What lives and what was received, counted again from a lowered row. */
+static void recount(const dt_pp_schedule *s, int rank, const dt_pp_lane *lane)
+{
+    const dt_pp_row *row = &s->row[rank];
+    int live = 0, received = 0, peak_live = 0, peak_received = 0;
+    for (int64_t i = 0; i < row->count; i++) {
+        const dt_pp_action a = row->action[i];
+        const bool back = a.kind == DT_PP_I || a.kind == DT_PP_B;
+        live += (a.kind == DT_PP_F) - (a.kind == DT_PP_W || a.kind == DT_PP_B);
+        received += a.kind == DT_PP_RECV_F || a.kind == DT_PP_RECV_B;
+        for (int64_t k = 0; k < i && (back || a.kind == DT_PP_F); k++) {
+            const dt_pp_action b = row->action[k];
+            received -= b.kind == (back ? DT_PP_RECV_B : DT_PP_RECV_F) && b.stage == a.stage &&
+                        b.microbatch == a.microbatch;
+        }
+        ck_assert_int_eq(lane->live[i], live);
+        peak_live = live > peak_live ? live : peak_live;
+        peak_received = received > peak_received ? received : peak_received;
+    }
+    ck_assert_int_eq(live, 0);
+    ck_assert_int_eq(received, 0);
+    ck_assert_int_eq(lane->peak_live, peak_live);
+    ck_assert_int_eq(lane->peak_received, peak_received);
+    ck_assert_int_gt(peak_received, 0);
+}
+
+START_TEST(counts)
+{
+    for (int i = 0; dt_pp_rule_at(i); i++) {
+        for (int p = 2; p <= 4; p += 2) {
+            dt_pp_schedule *s = NULL, *lowered = NULL;
+            dt_pp_timeline *t = NULL;
+            ck_ok(dt_pp_schedule_create(dt_pp_rule_at(i)->name, p, 3 * p, 0, &s));
+            ck_ok(dt_pp_lower(s, 2, &lowered));
+            ck_ok(dt_pp_simulate(lowered, NULL, &t));
+            for (int r = 0; r < p; r++)
+                recount(lowered, r, &t->lane[r]);
+            dt_pp_timeline_destroy(&t);
+            dt_pp_schedule_destroy(&lowered);
+            dt_pp_schedule_destroy(&s);
+        }
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("pp golden");
@@ -175,6 +220,7 @@ int main(void)
     tcase_add_test(tests, formulas);
     tcase_add_test(tests, pairs);
     tcase_add_test(tests, peaks);
+    tcase_add_test(tests, counts);
     suite_add_tcase(suite, tests);
     return test_main(suite);
 }
