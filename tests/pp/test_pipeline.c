@@ -9,7 +9,7 @@
 
 typedef struct split_case {
     pipe_plan plan;
-    int layers[3];
+    int layers[4];
 } split_case;
 
 #define SPLIT(n, a, b, c, ...)                                                \
@@ -30,6 +30,8 @@ static const split_case splits[] = {
     SPLIT(7, 2, 3, 2, .split = "cost", .tied = true), /* a tied head costs as much */
     SPLIT(8, 3, 3, 2, .split = "cost"),               /* 1512, 1248, 1104 */
     SPLIT(3, 1, 1, 1, .split = "cost"),
+    /* 1, 1, 2, 1 is as good */
+    {{.schedule = "1f1b", .ranks = 4, .m = 4, .layers = 5, .split = "cost"}, {1, 2, 1, 1}},
     SPLIT(7, 1, 4, 2,
           .split = "model.embed_tokens,model.layers.0; model.layers.1-3,model.layers.4;"
                    "model.layers.5-6,model.norm,lm_head"),
@@ -40,7 +42,7 @@ static const split_case splits[] = {
 static dt_status split_body(dt_world *world, void *arg)
 {
     const split_case *c = arg;
-    const int rank = dt_world_rank(world);
+    const int rank = dt_world_rank(world), end = c->plan.ranks - 1;
     char name[64];
     pipe p;
     DT_TRY(pipe_open(&c->plan, world, &p));
@@ -56,9 +58,9 @@ static dt_status split_body(dt_world *world, void *arg)
                                        strcmp(dt_module_path(dt_model_layer(m, 0)), name) == 0),
               "%s is found under its name", name);
     TEST_THAT((dt_module_find(m, "model.embed_tokens") != NULL) == (rank == 0), "embedding");
-    TEST_THAT((dt_module_find(m, "model.norm") != NULL) == (rank == 2), "norm");
-    TEST_THAT((dt_module_find(m, "lm_head") != NULL) == (rank == 2), "head");
-    if (c->plan.tied && rank == 2) {
+    TEST_THAT((dt_module_find(m, "model.norm") != NULL) == (rank == end), "norm");
+    TEST_THAT((dt_module_find(m, "lm_head") != NULL) == (rank == end), "head");
+    if (c->plan.tied && rank == end) {
         const dt_param *w = dt_module_param(dt_module_find(m, "lm_head"), "weight");
         TEST_THAT(w->copy && strcmp(w->name, "model.embed_tokens.weight") == 0, "%s", w->name);
     }
@@ -76,7 +78,7 @@ static dt_status split_body(dt_world *world, void *arg)
 START_TEST(stages_make_up_the_model)
 {
     split_case c = splits[_i];
-    test_ranks(3, split_body, &c);
+    test_ranks(c.plan.ranks, split_body, &c);
 }
 END_TEST
 
