@@ -219,7 +219,8 @@ END_TEST
 /* ---- shards ---- */
 
 /* Gathers happen in UNSHARD alone, frees in RESHARD or at the end of the step, and no more than two
- * stages are whole at once. Layers: one a stage, so a stage has the groups of it and of its root. */
+ * stages are whole at once. Layers: one a stage, so a stage has two groups, its layer's and the
+ * root's. */
 static dt_status check_gathers(const dt_trace *trace, const dt_pp_row *row)
 {
     int64_t count = 0, gathers = 0, unshards = 0;

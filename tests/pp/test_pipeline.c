@@ -1,5 +1,5 @@
-/* tests/pp/test_pipeline.c - the split of a model by every kind of text, each cut giving the numbers
- * of one rank; what is refused; tied weights. Read next: tests/pp/test_executor.c. */
+/* tests/pp/test_pipeline.c - the split of a model by every kind of text, each cut giving the
+ * numbers of one rank; what is refused; tied weights. Read next: tests/pp/test_executor.c. */
 #include "tests/pp/pipe.h"
 
 #include <stdlib.h>
