@@ -132,6 +132,13 @@ static dt_status order_body(dt_world *world, void *arg)
                   f.lane->peak_received > 0,
               "%d tensors waited, the simulator says %d", dt_pipeline_peak_received(p.pipe),
               f.lane->peak_received);
+    /* The loss comes from the last stage alone: in a V, from rank 0. */
+    const int held = dt_pipeline_nstages(p.pipe), end = f.lowered->nstages - 1;
+    const bool last = dt_pipeline_stage_number(p.pipe, held - 1) == end;
+    TEST_THAT(last ? loss > 0 : loss == 0, "loss %g", loss);
+    const char *name = ((const pipe_plan *)arg)->schedule;
+    if (name[0] == 'v' || strcmp(name, "zbv") == 0 || strcmp(name, "dualpipev") == 0)
+        TEST_THAT(last == (dt_world_rank(world) == 0), "the last stage of %s", name);
     free(bytes);
     dt_trace_destroy(&trace);
     pipe_close(&p);

@@ -83,6 +83,9 @@ bad("more stages than layers by v", PIPE + ["--train.micro_batch=1", "--parallel
 bad("a schedule of no name", PIPE + ["--train.micro_batch=1", "--parallel.schedule=2f2b"], "2f2b", "1f1b", ways=SEVERAL, outputs=False)
 bad("too few microbatches", PIPE + ["--train.micro_batch=2"], "1f1b", "2", "3", "train.micro_batch=2 x 1", ways=SEVERAL, outputs=False)
 bad("one microbatch", PIPE + ["--train.micro_batch=9"], "m=1 is too few", "train.global_batch=3", ways=["threads"], outputs=False)
+for split, words in [("evenly", "legal: equal, cost, counts"), ("2,2,2", "6 layers, the model 3"),
+                     ("model.layers.0;model.layers.1;model.layers.2", "no stage has 'model.embed_tokens'")]:
+    bad("split " + split, PIPE + ["--train.micro_batch=1", "--parallel.split=" + split], words, ways=SEVERAL, outputs=False)
 bad("a schedule for other ranks", PIPE + ["--train.micro_batch=1", "--parallel.schedule=" + suite.write("two.csv", "0F0,0B0\n1F0,1B0\n")],
     "two.csv", "2 ranks and 1 microbatches", "parallel.pp=3", ways=SEVERAL, outputs=False)
 bad("saving a pipeline", PIPE + ["--train.micro_batch=1", "--model.save=" + suite.path("piped")], "model.save", "not built yet", ways=SEVERAL, outputs=False)
