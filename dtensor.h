@@ -21,6 +21,7 @@
 #include "array/dt_kernels_nn.h"
 #include "array/dt_kernels_optim.h"
 #include "array/dt_matmul.h"
+#include "array/dt_store.h"
 
 #include "comm/dt_comm.h"
 #include "mesh/dt_mesh.h"

@@ -2,6 +2,7 @@
  * array/dt_array.h; kernels are in array/kernels_array.c and array/kernels_cast.c. */
 #include "array/array_internal.h"
 #include "array/dt_kernels.h"
+#include "array/dt_store.h"
 #include "array/heap_internal.h"
 
 #include <assert.h>
@@ -77,8 +78,11 @@ bool dt_array_is_meta(const dt_array *a)
 
 void *dt_array_data(const dt_array *a)
 {
-    if (a->storage == NULL || a->storage->data == NULL || dt_array_count(a) == 0)
+    if (a->storage == NULL || a->storage->data == NULL || dt_array_count(a) == 0) {
+        assert(a->storage == NULL || !a->storage->slot || !a->storage->emptied ||
+               dt_array_is_meta(a) || dt_array_count(a) == 0);
         return NULL;
+    }
     return dti_at(a->dtype, a->storage->data, a->offset);
 }
 
@@ -88,7 +92,7 @@ static dt_status check_host_count(const dt_array *a, int64_t n)
     DT_REQUIRE(a->storage != NULL, DT_ERR_ARG, "no array");
     DT_REQUIRE(n == dt_array_count(a), DT_ERR_SHAPE, "%lld host elements for an array of %lld",
                (long long)n, (long long)dt_array_count(a));
-    DT_REQUIRE(!a->storage->emptied, DT_ERR_STATE,
+    DT_REQUIRE(!a->storage->emptied || a->storage->slot, DT_ERR_STATE,
                "the array's storage is emptied: refill it first");
     return DT_OK;
 }
@@ -96,18 +100,25 @@ static dt_status check_host_count(const dt_array *a, int64_t n)
 dt_status dt_array_write(dt_array *a, const void *host, int64_t n)
 {
     DT_TRY(check_host_count(a, n));
+    DT_TRY(dt_storage_open(a->storage));
     void *data = dt_array_data(a);
     if (data != NULL)
         memcpy(data, host, dt_array_bytes(a));
+    const dt_status st = dt_storage_put(a->storage);
+    dt_storage_close(a->storage);
+    if (st != DT_OK)
+        return dt_error_push(st, __FILE__, __LINE__, __func__);
     return DT_OK;
 }
 
 dt_status dt_array_read(const dt_array *a, void *host, int64_t n)
 {
     DT_TRY(check_host_count(a, n));
+    DT_TRY(dt_storage_open(a->storage));
     const void *data = dt_array_data(a);
     if (data != NULL)
         memcpy(host, data, dt_array_bytes(a));
+    dt_storage_close(a->storage);
     return DT_OK;
 }
 

@@ -77,6 +77,7 @@ typedef struct dt_storage {
     int refs;
     dt_tag tag;
     bool emptied;
+    struct dti_slot *slot; /* where it rests in a file (array/dt_store.h); NULL: nowhere */
 } dt_storage;
 
 /* Give the bytes back to the heap but keep the handle; bring uninitialised bytes back. */

@@ -240,6 +240,8 @@ void dti_storage_release(dt_storage *storage)
     if (--storage->refs > 0)
         return;
     dt_heap *heap = storage->heap;
+    if (storage->slot)
+        dti_slot_release(storage);
     if (!storage->emptied)
         deallocate(storage);
     storage->data = heap->spare;

@@ -39,3 +39,5 @@ DT_NODISCARD dt_status dti_storage_create(dt_heap *heap, size_t bytes, dt_tag ta
                                           dt_storage **storage_out);
 /* Drop one reference. */
 void dti_storage_release(dt_storage *storage);
+/* array/store.c: wait for what is read and written, and forget where the storage rests. */
+void dti_slot_release(dt_storage *storage);

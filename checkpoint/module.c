@@ -45,7 +45,14 @@ dt_status dt_module_load_from(dt_module *m, dt_safetensors *st)
                    dt_shape_print(p[i]->file_shape, b, sizeof b));
         int64_t at[DT_MAX_DIMS];
         (void)dt_mesh_local(dt_tensor_layout(p[i]->tensor), at);
-        DT_TRY(dt_safetensors_read(st, e, p[i]->shape, at, dt_tensor_local(p[i]->tensor)));
+        dt_array *local = dt_tensor_local(p[i]->tensor);
+        DT_TRY(dt_storage_open(local->storage));
+        dt_status read = dt_safetensors_read(st, e, p[i]->shape, at, local);
+        if (read == DT_OK)
+            read = dt_storage_put(local->storage);
+        dt_storage_close(local->storage);
+        if (read != DT_OK)
+            return dt_error_push(read, __FILE__, __LINE__, p[i]->name);
     }
     return DT_OK;
 }

@@ -108,6 +108,8 @@ static dt_status fill(dt_moving *m, const dt_local *src, const dt_layout *const 
                m->n);
     for (int i = 0; i < m->n; i++) {
         dti_item *it = &m->item[i];
+        DT_REQUIRE(!src[i].array.storage->emptied, DT_ERR_STATE,
+                   "tensor %d of '%s' is not in memory: dt_storage_open comes first", i, m->label);
         it->now = (dt_local){src[i].layout, dt_array_share(&src[i].array)};
         it->dst = dst[i];
         if (into && into[i])

@@ -1,5 +1,6 @@
 /* dtensor/tensor.c - leaves: making them, reading them, their gradients. Read next:
  * dtensor/move.c. */
+#include "array/dt_store.h"
 #include "dtensor/tape_internal.h"
 
 #include <stdio.h>
@@ -215,7 +216,7 @@ dt_status dt_full_value(const dt_layout *layout, dt_dtype dtype, double value,
     return DT_OK;
 }
 
-/* The whole tensor on every rank. */
+/* The whole tensor on every rank; x stays open, as *out may be its bytes. */
 static dt_status gather(dt_tensor *x, dt_local *out)
 {
     DT_TRY(dti_tensor_status(x, "reading"));
@@ -224,8 +225,18 @@ static dt_status gather(dt_tensor *x, dt_local *out)
     const dt_layout *dst = NULL;
     DT_TRY(dt_mesh_layout(mesh, &whole, &dst));
     const dt_local src = {x->layout, x->local};
-    DT_TRY(dt_move(1, &src, &dst, 0, "read", DT_TAG_WORKSPACE, out));
-    return DT_OK;
+    DT_TRY(dt_storage_open(x->local.storage));
+    const dt_status st = dt_move(1, &src, &dst, 0, "read", DT_TAG_WORKSPACE, out);
+    if (st == DT_OK)
+        return DT_OK;
+    dt_storage_close(x->local.storage);
+    return dt_error_push(st, __FILE__, __LINE__, __func__);
+}
+
+static void let_go(dt_tensor *x, dt_local *whole)
+{
+    dti_local_release(whole);
+    dt_storage_close(x->local.storage);
 }
 
 dt_status dt_tensor_read_sync(dt_tensor *x, void *host)
@@ -233,7 +244,7 @@ dt_status dt_tensor_read_sync(dt_tensor *x, void *host)
     dt_local whole = {0};
     DT_TRY(gather(x, &whole));
     const dt_status st = dt_array_read(&whole.array, host, dt_array_count(&whole.array));
-    dti_local_release(&whole);
+    let_go(x, &whole);
     if (st != DT_OK)
         return dt_error_push(st, __FILE__, __LINE__, __func__);
     return DT_OK;
@@ -244,7 +255,7 @@ dt_status dt_tensor_read_f32_sync(dt_tensor *x, float *host)
     dt_local whole = {0};
     dt_array f32 = {0};
     dt_status st = DT_OK;
-    DT_TRY_TO(done, st, gather(x, &whole));
+    DT_TRY(gather(x, &whole));
     DT_TRY_TO(done, st,
               dt_array_create(dt_mesh_heap(dt_layout_mesh(x->layout)), DT_F32, whole.array.shape,
                               DT_TAG_WORKSPACE, &f32));
@@ -252,7 +263,7 @@ dt_status dt_tensor_read_f32_sync(dt_tensor *x, float *host)
     DT_TRY_TO(done, st, dt_array_read(&f32, host, dt_array_count(&f32)));
 done:
     dt_array_release(&f32);
-    dti_local_release(&whole);
+    let_go(x, &whole);
     return st;
 }
 

@@ -103,6 +103,9 @@ static const dt_option table[] = {
     CHOICE("dtype.reduce", "f32", "f32|bf16", "type in which gradients are summed over ranks"),
     CHOICE("recompute", "none", "none|full|selective",
            "what backward makes again: nothing, layers, layers but for products and attention"),
+    CHOICE("offload.what", "none", "none|optimizer|all",
+           "what rests in a file between uses: the optimizer's state, and sharded parameters"),
+    TEXT("offload.dir", NULL, "folder for these files, one a rank; they go at the end"),
     TEXT("checkpoint.dir", NULL, "folder for checkpoints; see also model.save" NOT_BUILT),
     COUNT0("checkpoint.every", "0", "steps between checkpoints; 0: none" NOT_BUILT),
     COUNT("checkpoint.keep", "3", "how many stay" NOT_BUILT),
@@ -235,9 +238,10 @@ static dt_status fill(const dt_options *o, train_config *c)
     c->loss_chunk = dt_options_int(o, "train.loss_chunk");
     c->seed = (uint64_t)dt_options_int(o, "train.seed");
     c->max_norm = dt_options_float(o, "train.max_norm");
-    c->adamw = (dt_adamw_options){
-        dt_options_float(o, "optim.beta1"), dt_options_float(o, "optim.beta2"),
-        dt_options_float(o, "optim.eps"), dt_options_float(o, "optim.weight_decay")};
+    c->adamw = (dt_adamw_options){.beta1 = dt_options_float(o, "optim.beta1"),
+                                  .beta2 = dt_options_float(o, "optim.beta2"),
+                                  .eps = dt_options_float(o, "optim.eps"),
+                                  .weight_decay = dt_options_float(o, "optim.weight_decay")};
     c->schedule = (dt_schedule){.lr = dt_options_float(o, "optim.lr"),
                                 .warmup_steps = dt_options_int(o, "schedule.warmup_steps"),
                                 .total_steps = c->steps,
@@ -261,6 +265,13 @@ static dt_status fill(const dt_options *o, train_config *c)
     c->reshard_size = (int)dt_options_int(o, "parallel.reshard_size");
     DT_TRY(dt_dtype_parse(dt_options_string(o, "dtype.param"), &c->param_dtype));
     DT_TRY(dt_dtype_parse(dt_options_string(o, "dtype.reduce"), &c->reduce_dtype));
+    const char *what = dt_options_string(o, "offload.what");
+    c->offload_dir = dt_options_string(o, "offload.dir");
+    c->offload_params = strcmp(what, "all") == 0;
+    DT_REQUIRE(!c->offload_dir == (strcmp(what, "none") == 0), DT_ERR_ARG,
+               "offload.what=%s %s; legal: offload.what=optimizer or all together with "
+               "offload.dir, or neither",
+               what, c->offload_dir ? "with offload.dir" : "without offload.dir");
     c->ranks = (int)dt_options_int(o, "ranks");
     c->log_every = dt_options_int(o, "log.every");
     c->log_json = dt_options_string(o, "log.json");

@@ -38,6 +38,8 @@ typedef struct train_config {
     bool reshard_after_forward;
     int reshard_size; /* 0: not to groups */
     dt_dtype param_dtype, reduce_dtype;
+    const char *offload_dir; /* NULL: nothing is offloaded */
+    bool offload_params;     /* beside the optimizer's state */
     int ranks; /* as threads of this process; 0: as launched */
     const char *eval_path; /* NULL: the part that eval_split holds out, or the end of data_path */
     double eval_split;

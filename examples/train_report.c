@@ -72,6 +72,8 @@ static dt_status try_all(const train_config *c)
             DT_TRY(try_file(file[i].key, file[i].path, file[i].path));
     if (c->model_save)
         DT_TRY(try_folder("model.save", c->model_save));
+    if (c->offload_dir)
+        DT_TRY(try_folder("offload.dir", c->offload_dir));
     return DT_OK;
 }
 

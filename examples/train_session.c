@@ -2,11 +2,11 @@
  *
  * Data parallelism is nothing but placements: the batch is S(0)@dp_replicate>dp_shard, parameters
  * in use are R on these axes, so gradients arise as P; fully_shard brings them to the shards on
- *    dp_shard after each layer's backward, and
- * dt_module_reduce_grads the rest, P -> R on dp_replicate, in one coalesced all-reduce a step.
- * Tensor parallelism is a plan of placements applied to the model before. With a pipeline, the
- * model of a rank is its stages; what follows is done to each of them, and a schedule runs
- * microbatches (examples/train_pipeline.c). Batches come from examples/train_data.c. */
+ * dp_shard after each layer's backward, dt_module_reduce_grads the rest, P -> R on dp_replicate, in
+ * one coalesced all-reduce a step. Tensor parallelism is a plan of placements applied before. With
+ * a pipeline, the model of a rank is its stages; what follows is done to each of them, and a
+ * schedule runs microbatches (examples/train_pipeline.c). Batches come from
+ * examples/train_data.c. */
 #include "examples/train_pipeline.h"
 
 #include "checkpoint/dt_safetensors.h"
@@ -92,7 +92,8 @@ static dt_status shard(train_session *s, dt_module *m)
                                     .reshard_size = c->reshard_size,
                                     .reduce = DT_REDUCE_SHARDS_EACH,
                                     .param_dtype = c->param_dtype,
-                                    .reduce_dtype = c->reduce_dtype};
+                                    .reduce_dtype = c->reduce_dtype,
+                                    .store = c->offload_params ? s->store : NULL};
     for (int i = 0; i < dt_model_nlayers(m); i++)
         DT_TRY(dt_fully_shard(dt_model_layer(m, i), s->mesh, "dp_shard", &policy));
     DT_TRY(dt_fully_shard(m, s->mesh, "dp_shard", &policy));
@@ -107,6 +108,10 @@ static dt_status build(train_session *s)
     DT_TRY(dt_model_create(c->model_config, &s->model, &s->facts));
     DT_TRY(list_params(s));
     DT_TRY(lay_out(s));
+    if (c->offload_dir)
+        DT_TRY(dt_world_agree_sync(
+            s->world, dt_store_create(dt_mesh_heap(s->mesh), c->offload_dir,
+                                      dt_world_rank(s->world), &s->store)));
     for (int i = 0; i < nparts(s); i++) {
         for (int k = 0; k < dt_model_nlayers(part(s, i)); k++)
             dt_recompute(dt_model_layer(part(s, i), k), c->recompute);
@@ -120,7 +125,9 @@ static dt_status build(train_session *s)
     if (c->model_init)
         DT_TRY(dt_module_load(s->model, c->model_init));
     find_params(s);
-    DT_TRY(dt_adamw_create(s->model, &c->adamw, &s->optim));
+    dt_adamw_options adamw = c->adamw;
+    adamw.store = s->store;
+    DT_TRY(dt_adamw_create(s->model, &adamw, &s->optim));
     DT_TRY(dt_tape_create(s->mesh, NULL, &s->tape));
     const size_t most = (size_t)(c->global_batch * c->seq_len); /* of one rank: at most the batch */
     s->ids = malloc(most * sizeof *s->ids);
@@ -151,6 +158,7 @@ void train_session_destroy(train_session *s)
         dt_pipeline_destroy(&s->pipe);
     else
         dt_module_destroy(&s->model);
+    dt_store_destroy(&s->store);
     dt_mesh_destroy(&s->whole);
     for (int i = 0; i < s->nparams; i++)
         free(s->param[i].name);
@@ -231,12 +239,7 @@ static dt_status all_passes(train_session *s, train_place at, bool no_grad, doub
 static dt_status gradient_norm(train_session *s, train_result *r)
 {
     const int n = s->nparams;
-    const dt_grid *grid = dt_mesh_grid(s->whole);
-    uint8_t axes[DT_MAX_AXES];
-    for (int a = 0; a < grid->naxes; a++)
-        axes[a] = (uint8_t)a;
-    dt_comm *all = NULL;
-    DT_TRY(dt_mesh_comm(s->whole, grid->naxes, axes, 0, &all));
+    dt_comm *all = dt_world_comm(s->world);
     dt_local *grads = calloc((size_t)n, sizeof *grads);
     DT_REQUIRE(grads, DT_ERR_NOMEM, "%d gradients", n);
     for (int i = 0; i < n; i++)

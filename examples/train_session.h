@@ -25,6 +25,7 @@ typedef struct train_session {
     int64_t elements, matmul_params; /* of the whole model */
     dt_model_facts facts;
     dt_optim *optim;
+    dt_store *store; /* where they rest that are offloaded; NULL: all is in memory */
     dt_dataset *data, *eval_data; /* eval_data NULL: the end of data */
     dt_tape *tape;
     dt_scaler scaler;       /* of the loss, with parameters in f16; else the scale stays 1 */

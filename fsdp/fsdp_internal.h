@@ -22,6 +22,7 @@ typedef struct dti_member {
     const dt_layout *use;    /* layout of what ops see */
     dt_dtype use_dtype, sum_dtype;
     bool alias;    /* nothing to gather and nothing to cast: ops see the parameter itself */
+    bool open;     /* options.store: the shard is in memory */
     dt_local kept; /* DTI_GROUPED: its part, laid out on the group's view of the mesh */
     const dt_layout *use_view, *kept_view; /* on that view */
     /* carries the gradient in sum_dtype where that is not use_dtype; NULL: not needed yet */
@@ -36,9 +37,10 @@ typedef struct dti_group {
     dt_fsdp_options options;
     uint8_t shard_axes, replicate_axes; /* bits */
     bool is_root, grad_sync, reshard_after_backward;
-    int n, nmoving; /* nmoving: members that are no alias */
+    int n, nmoving; /* nmoving: members that are no alias, or rest in a file */
     dti_member *member;
     dti_state state;
+    bool reading; /* DTI_SHARDED, options.store: shards come from the file, ahead of their gather */
     dt_moving *gather;
     dt_local *gathered; /* room for the results of `gather`, gathering of them */
     int gathering;
@@ -85,6 +87,8 @@ dt_status dti_fsdp_announce(dti_group *g); /* what ops see exists from now on */
 dt_status dti_fsdp_unshard_begin(dti_group *g);
 dt_status dti_fsdp_unshard(dti_group *g); /* begin where needed, and finish */
 dt_status dti_fsdp_reshard(dti_group *g, bool after_forward);
+/* options.store: begin to read the shards that will be gathered next. */
+dt_status dti_fsdp_read(dti_group *g);
 
 /* fsdp/reduce.c */
 dt_status dti_fsdp_reduce_begin(dti_group *g);

@@ -7,6 +7,59 @@
 
 #include <stdlib.h>
 
+/* ---- shards that rest in a file ---- */
+
+static dt_storage *shard_of(const dti_member *mb)
+{
+    return dt_tensor_local(mb->param->tensor)->storage;
+}
+
+static dt_status open_shard(dti_member *mb)
+{
+    if (!mb->open)
+        DT_TRY(dt_storage_open(shard_of(mb)));
+    mb->open = true;
+    return DT_OK;
+}
+
+static void close_shard(dti_member *mb)
+{
+    if (mb->open)
+        dt_storage_close(shard_of(mb));
+    mb->open = false;
+}
+
+static dt_status prefetch(dti_group *g)
+{
+    for (int i = 0; i < g->n; i++)
+        DT_TRY(dt_storage_prefetch(shard_of(&g->member[i])));
+    return DT_OK;
+}
+
+dt_status dti_fsdp_read(dti_group *g)
+{
+    if (!g->options.store || g->reading || g->state != DTI_SHARDED)
+        return DT_OK;
+    dti_fsdp_event(g, "read");
+    if (!g->fsdp->print)
+        DT_TRY(prefetch(g));
+    g->reading = true;
+    return DT_OK;
+}
+
+/* What was read ahead is not gathered after all. */
+static dt_status read_drop(dti_group *g)
+{
+    for (int i = 0; g->reading && !g->fsdp->print && i < g->n; i++) {
+        DT_TRY(open_shard(&g->member[i]));
+        close_shard(&g->member[i]);
+    }
+    g->reading = false;
+    return DT_OK;
+}
+
+/* ---- gathering ---- */
+
 /* p->use, with no bytes yet. */
 static dt_status make_use(dti_member *mb)
 {
@@ -33,7 +86,7 @@ dt_status dti_fsdp_announce(dti_group *g)
 }
 
 /* What is gathered of a member, as a new reference: its shard in the dtype of use, or what the
- * group kept. */
+ * group kept. A shard that was opened stays so if it is its own bytes that move. */
 static dt_status source(dti_group *g, dti_member *mb, dt_local *out)
 {
     if (g->state == DTI_GROUPED) {
@@ -42,6 +95,7 @@ static dt_status source(dti_group *g, dti_member *mb, dt_local *out)
         return DT_OK;
     }
     dt_array *shard = dt_tensor_local(mb->param->tensor);
+    DT_TRY(open_shard(mb));
     out->layout = mb->param->layout;
     if (shard->dtype == mb->use_dtype) {
         out->array = dt_array_share(shard);
@@ -50,6 +104,7 @@ static dt_status source(dti_group *g, dti_member *mb, dt_local *out)
     DT_TRY(dt_array_create(dt_mesh_heap(g->mesh), mb->use_dtype, shard->shape, DT_TAG_COMM,
                            &out->array));
     dt_array_cast(&out->array, shard);
+    close_shard(mb);
     return DT_OK;
 }
 
@@ -70,12 +125,16 @@ static dt_status fill(dti_group *g, lists *l)
     for (int i = 0; i < g->n; i++) {
         dti_member *mb = &g->member[i];
         DT_TRY(make_use(mb));
-        if (mb->alias)
+        if (mb->alias) {
+            DT_TRY(dt_storage_prefetch(shard_of(mb)));
             continue;
+        }
         dt_array *use = dt_tensor_local(mb->param->use);
         DT_TRY(dt_storage_refill(use->storage));
         if (g->state == DTI_SHARDED && mb->use == mb->param->layout) { /* all of it is here */
+            DT_TRY(open_shard(mb));
             dt_array_cast(use, dt_tensor_local(mb->param->tensor));
+            close_shard(mb);
             continue;
         }
         l->dst[l->n] = g->state == DTI_GROUPED ? mb->use_view : mb->use;
@@ -91,6 +150,7 @@ static void abandon(dti_group *g)
 {
     for (int i = 0; i < g->n; i++) {
         dti_member *mb = &g->member[i];
+        close_shard(mb);
         dt_array_release(&mb->kept.array);
         if (!mb->alias && mb->param->use)
             dt_storage_empty(dt_tensor_local(mb->param->use)->storage);
@@ -101,6 +161,7 @@ static void abandon(dti_group *g)
 static dt_status begin(dti_group *g)
 {
     lists l = {0};
+    g->reading = false;
     dt_status st = fill(g, &l);
     if (st == DT_OK && l.n > 0) {
         const dt_move_options o = {.channel = DTI_GATHER_CHANNEL,
@@ -135,10 +196,16 @@ dt_status dti_fsdp_unshard_begin(dti_group *g)
 
 static dt_status finish(dti_group *g)
 {
-    const dt_status st = g->gather ? dt_move_finish(&g->gather, g->gathered) : DT_OK;
+    dt_status st = g->gather ? dt_move_finish(&g->gather, g->gathered) : DT_OK;
     for (int i = 0; st == DT_OK && i < g->gathering; i++)
         dt_array_release(&g->gathered[i].array); /* they are p->use's bytes */
     g->gathering = 0;
+    for (int i = 0; st == DT_OK && i < g->n; i++) {
+        if (g->member[i].alias)
+            st = open_shard(&g->member[i]);
+        else
+            close_shard(&g->member[i]);
+    }
     if (st == DT_OK)
         return DT_OK;
     abandon(g);
@@ -171,6 +238,7 @@ static dt_status let_go(dti_group *g, bool to_group)
 {
     for (int i = 0; i < g->n; i++) {
         dti_member *mb = &g->member[i];
+        close_shard(mb);
         if (mb->alias)
             continue;
         if (to_group)
@@ -185,6 +253,7 @@ dt_status dti_fsdp_reshard(dti_group *g, bool after_forward)
     const bool to_group = after_forward && g->options.reshard == DT_RESHARD_GROUP;
     if (g->state == DTI_GATHERING)
         DT_TRY(dti_fsdp_unshard(g));
+    DT_TRY(read_drop(g));
     for (int i = 0; g->state == DTI_GROUPED && !to_group && i < g->n; i++)
         dt_array_release(&g->member[i].kept.array);
     if (g->state == DTI_GROUPED && !to_group)

@@ -99,8 +99,9 @@ static dt_status place(dti_group *g, dt_param *p, int naxes, const uint8_t *axis
         g->options.reduce_dtype == DT_F32 && p->dtype == DT_F64 ? DT_F64 : g->options.reduce_dtype;
     mb->alias = p->layout == mb->use && mb->use_dtype == p->dtype;
     p->owner = g;
+    p->store = g->options.store;
     g->n++;
-    g->nmoving += !mb->alias;
+    g->nmoving += !mb->alias || p->store;
     return DT_OK;
 }
 
@@ -321,6 +322,7 @@ static void undo(dti_group *g)
 {
     for (int i = 0; i < g->n; i++) {
         g->member[i].param->owner = NULL;
+        g->member[i].param->store = NULL;
         g->member[i].param->layout = g->member[i].before;
     }
     release_members(g);

@@ -3,6 +3,7 @@
  *   forward    gather i (unless it was gathered ahead), wait i, gather i+1 ahead, run, free i
  *   backward   gather i, wait i, gather i-1 ahead, run, begin to reduce i, free i
  *   end        of the root's backward: finish reductions, free what was gathered ahead for nothing
+ *   offload    the shards of one group more than are gathered ahead are read from their file
  *
  * "i+1" is the group whose pass began after i's in the first forward of the root; "i-1" the one
  * whose pass ended before i's did, which also holds for groups inside of groups. Nothing depends
@@ -64,7 +65,7 @@ static int64_t find_pass(const dti_fsdp *f, int pass)
     return -1;
 }
 
-/* Begin to gather the groups that come after this pass. */
+/* Begin to gather the groups that come after this pass, and to read the shards of the next one. */
 static dt_status gather_ahead(dti_group *g, bool backward)
 {
     dti_fsdp *f = g->fsdp;
@@ -74,12 +75,12 @@ static dt_status gather_ahead(dti_group *g, bool backward)
     int left = g->ahead[backward].n >= 0 || g->options.prefetch < 0 ? 0
                : g->options.prefetch                                ? g->options.prefetch
                                                                     : 1;
-    for (int64_t i = f->at + step; left > 0 && i >= 0 && i < f->npasses; i += step) {
+    for (int64_t i = f->at + step; left >= 0 && i >= 0 && i < f->npasses; i += step) {
         const int pass = f->pass[i];
         dti_group *next = f->group[pass < 0 ? ~pass : pass];
         if ((pass < 0) != backward || next == g || next->nmoving == 0)
             continue;
-        DT_TRY(dti_fsdp_unshard_begin(next));
+        DT_TRY(left > 0 ? dti_fsdp_unshard_begin(next) : dti_fsdp_read(next));
         left--;
     }
     return DT_OK;
@@ -100,8 +101,9 @@ static dt_status go_on(dti_group *g, bool backward)
 static dt_status drop_unused(dti_fsdp *f)
 {
     for (int64_t i = 0; i < f->ngroups; i++) {
-        if (f->group[i]->reshard_after_backward && f->group[i]->state == DTI_GATHERING)
-            DT_TRY(dti_fsdp_reshard(f->group[i], false));
+        dti_group *g = f->group[i];
+        if (g->reading || (g->reshard_after_backward && g->state == DTI_GATHERING))
+            DT_TRY(dti_fsdp_reshard(g, false));
     }
     return DT_OK;
 }

@@ -11,6 +11,7 @@
  * nn/dt_layers.h. */
 #pragma once
 
+#include "array/dt_store.h"
 #include "dtensor/ops/dt_ops.h"
 
 typedef struct dt_module dt_module;
@@ -51,6 +52,7 @@ typedef struct dt_param {
     bool copy;
     /* who gathers and reduces it: a group of fully_shard or replicate; NULL: nobody */
     const void *owner;
+    dt_store *store; /* where `tensor` rests while nobody uses it; NULL: in memory */
 } dt_param;
 
 /* ---- making modules ---- */

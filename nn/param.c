@@ -106,6 +106,8 @@ dt_status dt_module_materialize(dt_module *m, dt_mesh *mesh, uint64_t seed)
         DT_TRY(dt_tensor_set_name(p[i]->tensor, p[i]->name));
         dt_tensor_set_parameter(p[i]->tensor, !p[i]->frozen);
         initialise(p[i], seed);
+        if (p[i]->store)
+            DT_TRY(dt_store_adopt(p[i]->store, dt_tensor_local(p[i]->tensor)->storage, p[i]->name));
     }
     return DT_OK;
 }

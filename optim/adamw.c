@@ -15,26 +15,34 @@ struct dt_optim {
     dt_optim_state *state; /* one a parameter that is not frozen */
 };
 
-static dt_status state_array(const dt_param *p, dt_dtype dtype, dt_array *array_out)
+/* from: what it starts as; NULL: zeros. */
+static dt_status state_array(const dt_param *p, dt_store *store, dt_dtype dtype, dt_array *from,
+                             dt_array *array_out)
 {
     DT_TRY(dt_array_create(dt_mesh_heap(dt_layout_mesh(p->layout)), dtype,
                            dt_tensor_local(p->tensor)->shape, DT_TAG_OPTIMIZER, array_out));
-    dt_array_zero(array_out);
+    if (from) {
+        DT_TRY(dt_storage_open(from->storage));
+        dt_array_cast(array_out, from);
+        dt_storage_close(from->storage);
+    } else {
+        dt_array_zero(array_out);
+    }
+    if (store)
+        DT_TRY(dt_store_adopt(store, array_out->storage, p->name));
     return DT_OK;
 }
 
-static dt_status make_state(dt_param *p, dt_optim_state *s)
+static dt_status make_state(dt_param *p, dt_store *store, dt_optim_state *s)
 {
     DT_REQUIRE(p->tensor, DT_ERR_STATE, "%s is not materialized: the optimizer comes after that",
                p->name);
     const dt_dtype dtype = p->dtype == DT_F64 ? DT_F64 : DT_F32;
     s->param = p;
-    DT_TRY(state_array(p, dtype, &s->exp_avg));
-    DT_TRY(state_array(p, dtype, &s->exp_avg_sq));
-    if (dtype != p->dtype) {
-        DT_TRY(state_array(p, dtype, &s->master));
-        dt_array_cast(&s->master, dt_tensor_local(p->tensor));
-    }
+    DT_TRY(state_array(p, store, dtype, NULL, &s->exp_avg));
+    DT_TRY(state_array(p, store, dtype, NULL, &s->exp_avg_sq));
+    if (dtype != p->dtype)
+        DT_TRY(state_array(p, store, dtype, dt_tensor_local(p->tensor), &s->master));
     return DT_OK;
 }
 
@@ -62,10 +70,10 @@ dt_status dt_adamw_create(dt_module *model, const dt_adamw_options *options, dt_
     }
     optim->state = state;
     optim->options = (dt_adamw_options){either(o.beta1, 0.9), either(o.beta2, 0.95),
-                                        either(o.eps, 1e-8), o.weight_decay};
+                                        either(o.eps, 1e-8), o.weight_decay, o.store};
     for (int i = 0; i < n; i++) {
         if (!params[i]->frozen)
-            DT_TRY_TO(fail, st, make_state(params[i], &state[optim->n++]));
+            DT_TRY_TO(fail, st, make_state(params[i], o.store, &state[optim->n++]));
     }
     *optim_out = optim;
     return DT_OK;
@@ -104,6 +112,27 @@ static dt_status check_gradient(const dt_optim_state *s)
     DT_REQUIRE(p->dtype == DT_F64 ? dtype == DT_F64 : dt_dtype_is_float(dtype) && dtype != DT_F64,
                DT_ERR_ARG, "the gradient of %s is %s, the parameter %s", p->name,
                dt_dtype_name(dtype), dt_dtype_name(p->dtype));
+    return DT_OK;
+}
+
+/* ---- a step ---- */
+
+/* Call fn on the storages of a parameter and its state. */
+static dt_status for_storages(const dt_optim_state *s, dt_status (*fn)(dt_storage *storage))
+{
+    const dt_array *a[] = {dt_tensor_local(s->param->tensor), &s->exp_avg, &s->exp_avg_sq,
+                           &s->master};
+    for (int i = 0; i < DT_COUNT(a); i++) {
+        if (a[i]->storage)
+            DT_TRY(fn(a[i]->storage));
+    }
+    return DT_OK;
+}
+
+static dt_status put_and_close(dt_storage *storage)
+{
+    DT_TRY(dt_storage_put(storage));
+    dt_storage_close(storage);
     return DT_OK;
 }
 
@@ -149,8 +178,13 @@ dt_status dt_optim_step(dt_optim *optim, double lr, double grad_scale)
         .correction1 = 1 - pow(o->beta1, k),
         .correction2 = 1 - pow(o->beta2, k),
     };
-    for (int i = 0; i < optim->n; i++)
+    for (int i = 0; i < optim->n; i++) {
+        DT_TRY(for_storages(&optim->state[i], dt_storage_open));
+        if (i + 1 < optim->n)
+            DT_TRY(for_storages(&optim->state[i + 1], dt_storage_prefetch));
         DT_TRY(update(&optim->state[i], args));
+        DT_TRY(for_storages(&optim->state[i], put_and_close));
+    }
     optim->steps++;
     return DT_OK;
 }

@@ -10,6 +10,7 @@ typedef struct dt_adamw_options {
     double beta1, beta2; /* [0.9], [0.95] */
     double eps;          /* [1e-8] */
     double weight_decay; /* on parameters of two or more file dims; 0: none */
+    dt_store *store;     /* where moments and masters rest between steps; NULL: in memory */
 } dt_adamw_options;
 
 /* dt_adamw_create - first and second moments in f32, placed as the parameters; an f32 master copy
@@ -25,12 +26,14 @@ void dt_optim_destroy(dt_optim **optim); /* accepts NULL inside */
  *     w = w - lr*wd*w - lr * (m / (1-b1^k)) / (sqrt(v / (1-b2^k)) + eps)
  * where k counts the steps so far, this one included.
  * Gradients must be at home (dt_module_reduce_grads); a parameter without one is an error that
- * names it, and nothing has changed then. No communication. */
+ * names it, and nothing has changed then. No communication.
+ * What rests in a file (options.store, dt_param.store) is in memory one parameter at a time, while
+ * that of the next is read. DT_ERR_IO for what happens to that file leaves the step half done. */
 DT_NODISCARD dt_status dt_optim_step(dt_optim *optim, double lr, double grad_scale);
 int64_t dt_optim_steps(const dt_optim *optim);
 void dt_optim_set_steps(dt_optim *optim, int64_t steps);
 /* State of one parameter, for checkpoints: exp_avg, exp_avg_sq, master (no storage where the
- * parameter itself is enough). */
+ * parameter itself is enough). Bytes that rest in a file: dt_storage_open. */
 typedef struct dt_optim_state {
     dt_param *param;
     dt_array exp_avg, exp_avg_sq, master;

@@ -1,5 +1,6 @@
 /* optim/norm.c - the norm over tensors that lie in pieces on many ranks. */
 #include "array/dt_kernels_optim.h"
+#include "array/dt_store.h"
 #include "optim/dt_optim.h"
 
 #include <math.h>
@@ -24,7 +25,9 @@ static dt_status square_sum(const dt_local *x, double *sum_out)
     const dt_device_kind device = dt_mesh_device(dt_layout_mesh(x->layout)).kind;
     const dt_optim_kernels *kernels = dt_optim_kernels_of(device);
     DT_REQUIRE(kernels, DT_ERR_UNSUPPORTED, "no norm on device %d", (int)device);
+    DT_TRY(dt_storage_open(x->array.storage));
     *sum_out = kernels->square_sum(x->array.dtype, n, dt_array_data(&x->array));
+    dt_storage_close(x->array.storage);
     return DT_OK;
 }
 

@@ -65,6 +65,7 @@ static dt_status shard(net *n)
         return n->c->shard_with(n);
     dt_fsdp_options o = n->c->options;
     o.replicate_axes = n->c->replicate > 1 ? "dp_replicate" : NULL;
+    o.store = n->c->offload_params ? n->store : NULL;
     for (int i = 0; i < n->c->blocks; i++)
         DT_TRY(dt_fully_shard(n->block[i], n->mesh, "dp_shard", &o));
     DT_TRY(dt_fully_shard(n->root, n->mesh, "dp_shard", &o));
@@ -73,7 +74,7 @@ static dt_status shard(net *n)
 
 dt_status net_open(const net_case *c, dt_world *world, net *n)
 {
-    const dt_adamw_options adam = {.weight_decay = 0.1, .eps = 1e-3};
+    dt_adamw_options adam = {.weight_decay = 0.1, .eps = 1e-3};
     *n = (net){.c = c, .world = world};
     const dt_mesh_options axes = {.axes = {{"dp_replicate", at_least_1(c->replicate)},
                                            {"dp_shard", at_least_1(c->shard)},
@@ -85,6 +86,10 @@ dt_status net_open(const net_case *c, dt_world *world, net *n)
         DT_TRY(dt_parallelize_module(n->root, n->mesh, "tp", &plan));
     for (int i = 0; i < c->blocks; i++)
         dt_recompute(n->block[i], c->recompute);
+    if (c->offload_dir)
+        DT_TRY(dt_store_create(dt_mesh_heap(n->mesh), c->offload_dir, dt_world_rank(world),
+                               &n->store));
+    adam.store = n->store;
     DT_TRY(shard(n));
     DT_TRY(dt_module_materialize(n->root, n->mesh, 5));
     DT_TRY(dt_adamw_create(n->root, &adam, &n->optim));
@@ -101,6 +106,7 @@ void net_close(net *n)
     dt_tensor_destroy(&n->x);
     dt_optim_destroy(&n->optim);
     dt_module_destroy(&n->root);
+    dt_store_destroy(&n->store);
     dt_mesh_destroy(&n->mesh);
     dt_trace_destroy(&n->trace);
 }
@@ -254,3 +260,23 @@ int64_t net_calls(net *n, dt_call kind)
 {
     return dt_world_counts(n->world).calls[kind];
 }
+
+void net_add_line(void *text, const char *line)
+{
+    char what[16], who[200];
+    (void)sscanf(line, "%15s %199s", what, who);
+    const size_t at = strlen(text);
+    (void)snprintf((char *)text + at, NET_TEXT - at, "%s %s\n", what, who);
+}
+
+const dt_llama_config net_wide = {.vocab_size = 515,
+                                  .hidden_size = 512,
+                                  .intermediate_size = 1376,
+                                  .num_hidden_layers = 8,
+                                  .num_attention_heads = 8,
+                                  .num_key_value_heads = 4,
+                                  .head_dim = 64,
+                                  .max_position_embeddings = 128,
+                                  .rope_theta = 1e4,
+                                  .rms_norm_eps = 1e-5,
+                                  .initializer_range = 0.02};

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "fsdp/dt_fsdp.h"
+#include "models/dt_models.h"
 #include "nn/dt_layers.h"
 #include "nn/dt_recompute.h"
 #include "optim/dt_optim.h"
@@ -22,8 +23,10 @@ typedef struct net_case {
     dt_status (*shard_with)(net *n); /* instead of block by block, then the root */
     dt_recompute_policy recompute;
     int steps, delay_ms;
-    unsigned delayed;    /* kinds, see dt_world_set_delay */
-    bool last_sync_only; /* gradients stay unsharded until the last microbatch */
+    unsigned delayed;        /* kinds, see dt_world_set_delay */
+    bool last_sync_only;     /* gradients stay unsharded until the last microbatch */
+    const char *offload_dir; /* where optimizer state rests; NULL: in memory */
+    bool offload_params;     /* and shards too */
 } net_case;
 
 struct net {
@@ -34,6 +37,7 @@ struct net {
     dt_tape *t;
     dt_tensor *x;
     dt_optim *optim;
+    dt_store *store; /* NULL: nothing is offloaded */
     dt_trace *trace;
 };
 
@@ -65,4 +69,10 @@ void net_same(const net_run *a, const net_run *b, int steps, double limit);
 /* Events of kind "fsdp" so far, one a line; and then forgotten. */
 enum { NET_TEXT = 8192 };
 dt_status net_events(net *n, char text[NET_TEXT]);
+/* For dt_fsdp_schedule_print: appends to char[NET_TEXT], which has the form of net_events then. */
+void net_add_line(void *text, const char *line);
 int64_t net_calls(net *n, dt_call kind); /* since the last reset of the counts */
+
+/* A larger model: Llama, 8 times llama_tiny's width and 8 layers, 24 million parameters; rows of
+ * the embedding do not divide by 8. */
+extern const dt_llama_config net_wide;

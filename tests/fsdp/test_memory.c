@@ -2,8 +2,6 @@
  * each ZeRO policy keeps, by the formulas of docs/fsdp.md. (F19, section 4.8 of the reference.) */
 #include "tests/fsdp/net.h"
 
-#include "models/dt_models.h"
-
 #include <stdio.h>
 
 enum { RANKS = 2, BLOCKS = 4 };
@@ -150,18 +148,6 @@ static int64_t moves_of(dt_module *m)
     return bytes;
 }
 
-static const dt_llama_config wide = {.vocab_size = 515, /* the last rank has fewer rows */
-                                     .hidden_size = 512,
-                                     .intermediate_size = 1376,
-                                     .num_hidden_layers = 8,
-                                     .num_attention_heads = 8,
-                                     .num_key_value_heads = 4,
-                                     .head_dim = 64,
-                                     .max_position_embeddings = 128,
-                                     .rope_theta = 1e4,
-                                     .rms_norm_eps = 1e-5,
-                                     .initializer_range = 0.02};
-
 static dt_status zero(int stage, int rank)
 {
     const dt_fsdp_options policy = dt_fsdp_zero(stage);
@@ -175,7 +161,7 @@ static dt_status zero(int stage, int rank)
         &(dt_world_options){.backend = DT_BACKEND_FAKE, .fake_rank = rank, .fake_size = ZERO_RANKS},
         &world));
     DT_TRY(dt_mesh_create(world, meta, &(dt_mesh_options){.axes = {{"dp_shard", -1}}}, &mesh));
-    DT_TRY(dt_llama_create(&wide, &model));
+    DT_TRY(dt_llama_create(&net_wide, &model));
     for (int i = 0; i < 8; i++)
         DT_TRY(dt_fully_shard(dt_model_layer(model, i), mesh, "dp_shard", &policy));
     DT_TRY(dt_fully_shard(model, mesh, "dp_shard", &policy));

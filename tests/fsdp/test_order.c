@@ -231,30 +231,22 @@ END_TEST
 
 /* ---- the printed schedule ---- */
 
-static void add_line(void *arg, const char *line)
-{
-    char what[16], who[200];
-    (void)sscanf(line, "%15s %199s", what, who);
-    char *text = arg;
-    const size_t at = strlen(text);
-    (void)snprintf(text + at, NET_TEXT - at, "%s %s\n", what, who);
-}
-
 static dt_status print_body(dt_world *world, void *arg)
 {
     net n;
     double loss = 0;
     char traced[NET_TEXT], printed[NET_TEXT] = "";
     DT_TRY(net_open(arg, world, &n));
-    TEST_FAILS(DT_ERR_STATE, "first forward", dt_fsdp_schedule_print(n.root, add_line, printed));
+    TEST_FAILS(DT_ERR_STATE, "first forward",
+               dt_fsdp_schedule_print(n.root, net_add_line, printed));
     DT_TRY(net_step(&n, 0, &loss));
-    DT_TRY(dt_fsdp_schedule_print(n.root, add_line, printed));
+    DT_TRY(dt_fsdp_schedule_print(n.root, net_add_line, printed));
     dt_trace_clear(n.trace);
     DT_TRY(net_step(&n, 1, &loss));
     DT_TRY(net_events(&n, traced));
     DT_TRY(is(printed, traced));
     printed[0] = '\0';
-    DT_TRY(dt_fsdp_schedule_print(n.root, add_line, printed)); /* printing changed nothing */
+    DT_TRY(dt_fsdp_schedule_print(n.root, net_add_line, printed)); /* printing changed nothing */
     DT_TRY(is(printed, traced));
     net_close(&n);
     return DT_OK;

@@ -47,6 +47,8 @@ typedef struct law_case {
     bool keep_gathered;            /* with dp_shard: not resharded after forward (ZeRO-2) */
     int reshard_size;              /* with dp_shard: resharded to groups of so many; 0: not */
     dt_dtype param_dtype, reduce_dtype;
+    const char *offload_dir;       /* where optimizer state rests; NULL: in memory */
+    bool offload_params;           /* with offload_dir: shards too */
 } law_case;
 
 /* Run on every rank; rank 0's results. Errors as dt_status, with trace. */

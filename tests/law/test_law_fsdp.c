@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char *const cases[] = {"llama_tiny", "llama_tied", "gpt2_tiny"};
 
@@ -85,6 +86,34 @@ START_TEST(recomputing_changes_no_bit)
 }
 END_TEST
 
+/* Nor does offloading, on one rank or on several, in f32 or not. */
+START_TEST(offloading_changes_no_bit)
+{
+    static const int shards[] = {1, 2, 4};
+    char folder[] = "/tmp/law_offload_XXXXXX";
+    law_run plain = {0}, away = {0};
+    law_case c = {.golden = cases[_i % 3], .ranks = shards[_i / 3 % 3], .steps = 3};
+    c.dp_shard = c.ranks;
+    c.micro_batch = _i % 2;
+    c.param_dtype = _i / 9 ? DT_BF16 : DT_F32;
+    ck_ok(law_train(&c, &plain));
+    ck_assert(mkdtemp(folder));
+    c.offload_dir = folder;
+    for (int all = 0; all < 2; all++) {
+        c.offload_params = all;
+        ck_ok(law_train(&c, &away));
+        ck_assert(away.final_loss == plain.final_loss && away.loss[2] == plain.loss[2]);
+        for (int i = 0; i < plain.nparams; i++)
+            ck_assert_msg(memcmp(plain.weight[i], away.weight[i],
+                                 sizeof(float) * (size_t)plain.count[i]) == 0,
+                          "%s differs", plain.name[i]);
+        law_free(&away);
+    }
+    ck_assert_msg(rmdir(folder) == 0, "files stay in %s", folder);
+    law_free(&plain);
+}
+END_TEST
+
 /* Compute in 16 bits, master weights in f32: the curve is that of f32 to a few thousandths (bf16
  * has 8 digits), sharded or not. */
 START_TEST(sixteen_bits_learn_alike)
@@ -130,6 +159,7 @@ int main(void)
     tcase_add_loop_test(tc, sharded_ranks_are_one, 0, DT_COUNT(cases) * DT_COUNT(layouts));
     tcase_add_loop_test(tc, sharding_is_replicating_bit_for_bit, 0, DT_COUNT(cases));
     tcase_add_loop_test(tc, recomputing_changes_no_bit, 0, DT_COUNT(cases));
+    tcase_add_loop_test(tc, offloading_changes_no_bit, 0, 18);
     tcase_add_loop_test(tc, sixteen_bits_learn_alike, 0, 12);
     tcase_add_loop_test(tc, a_skipped_reduction_is_noticed, 0, DT_COUNT(cases));
     suite_add_tcase(suite, tc);

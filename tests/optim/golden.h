@@ -46,7 +46,8 @@ static inline dt_status golden_read(golden *g, const json_t *one, const char *ro
     (void)snprintf(name, sizeof name, "%s.%s", json_string_value(json_object_get(one, "id")), role);
     const dt_safetensors_entry *e = dt_safetensors_find(g->tensors, name);
     TEST_THAT(e && dt_shape_count(e->shape) <= GOLDEN_MOST, "%s", name);
-    dt_storage host = {g->heap, out, sizeof(float) * GOLDEN_MOST, 1, DT_TAG_WORKSPACE, false};
+    dt_storage host = {
+        .heap = g->heap, .data = out, .bytes = sizeof(float) * GOLDEN_MOST, .refs = 1};
     dt_array array = {&host, 0, e->shape, DT_F32};
     DT_TRY(dt_safetensors_read(g->tensors, e, e->shape, (int64_t[DT_MAX_DIMS]){0}, &array));
     *shape_out = e->shape;

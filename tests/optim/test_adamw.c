@@ -110,9 +110,10 @@ static dt_status run_golden(golden *g, const json_t *one, dt_mesh *mesh)
     DT_TRY(dt_module_finish(m));
     DT_TRY(dt_module_materialize(m, mesh, 0));
     DT_TRY(dt_array_write(dt_tensor_local(p->tensor), start, dt_shape_count(shape)));
-    const dt_adamw_options options = {
-        golden_number(one, "attrs", "beta1"), golden_number(one, "attrs", "beta2"),
-        golden_number(one, "attrs", "eps"), golden_number(one, "attrs", "weight_decay")};
+    const dt_adamw_options options = {.beta1 = golden_number(one, "attrs", "beta1"),
+                                      .beta2 = golden_number(one, "attrs", "beta2"),
+                                      .eps = golden_number(one, "attrs", "eps"),
+                                      .weight_decay = golden_number(one, "attrs", "weight_decay")};
     DT_TRY(dt_adamw_create(m, &options, &optim));
     const int steps = (int)golden_number(one, "attrs", "steps");
     for (int k = 1; k <= steps; k++)
@@ -205,7 +206,7 @@ static dt_status train(dt_module *m, dt_dtype grad_dtype, dt_optim **optim_out)
     samples(0, COUNT, values);
     for (int i = 0; i < n; i++)
         DT_TRY(set_value(p[i], values));
-    DT_TRY(dt_adamw_create(m, &(dt_adamw_options){beta1, beta2, eps, decay}, optim_out));
+    DT_TRY(dt_adamw_create(m, &(dt_adamw_options){beta1, beta2, eps, decay, NULL}, optim_out));
     for (int k = 1; k <= STEPS; k++) {
         samples(k, COUNT, values);
         for (int i = 0; i < n; i++)

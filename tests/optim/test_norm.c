@@ -27,7 +27,8 @@ static dt_status run_golden(golden *g, const json_t *one, dt_mesh *mesh, dt_comm
     double norm;
     for (int i = 0; i < 2; i++) {
         DT_TRY(golden_read(g, one, grads[i], value[i], &shape));
-        host[i] = (dt_storage){g->heap, value[i], sizeof value[i], 1, DT_TAG_WORKSPACE, false};
+        host[i] = (dt_storage){
+            .heap = g->heap, .data = value[i], .bytes = sizeof value[i], .refs = 1};
         DT_TRY(dt_mesh_layout_text(mesh, shape, "", &locals[i].layout));
         locals[i].array = (dt_array){&host[i], 0, shape, DT_F32};
     }

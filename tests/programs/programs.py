@@ -78,8 +78,8 @@ def launch(way, arguments, ranks=3, program=TRAIN):
     """The command that runs `arguments` on one rank, on threads or under MPI."""
     if way == "one":
         return [program] + arguments
-    piped = any(a.startswith("--parallel.pp=") for a in arguments)
-    several = arguments + ([] if piped else ["--parallel.dp_replicate=%d" % ranks])
+    given = any(a.startswith(("--parallel.pp=", "--parallel.dp_shard=")) for a in arguments)
+    several = arguments + ([] if given else ["--parallel.dp_replicate=%d" % ranks])
     if way == "threads":
         return [program, "--ranks=%d" % ranks] + several
     return [MPIRUN, "-n", str(ranks), program] + several

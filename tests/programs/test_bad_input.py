@@ -6,6 +6,8 @@ import json
 import os
 import re
 import struct
+import subprocess
+import time
 
 from programs import CONFIG, GOLDEN, HAS_MPI, SAMPLE, TRAIN, Suite, launch, run, tokens_file
 
@@ -20,6 +22,7 @@ MODEL = ["--model.config=" + config]
 BASE = MODEL + DATA + ["--train.seq_len=8", "--train.global_batch=3", "--train.steps=3"]
 
 cases = []
+os.makedirs(suite.path("taken", "offload.0"))  # where rank 0's file should be
 
 
 def bad(name, arguments, *says, ways=WAYS, steps=0, env=None, outputs=True):
@@ -66,6 +69,13 @@ other = {"parallel.dp_shard": "2", "parallel.pp": "2", "parallel.schedule": "gpi
 unbuilt = re.findall(r"^  --([a-z_.]+).*not built yet", run([TRAIN, "--help"])[1], re.M)
 for i, key in enumerate(unbuilt):
     bad(key, BASE + ["--%s=%s" % (key, other[key])], key, "not built yet", "legal: ", ways=WAYS if i == 0 else ["one"])
+
+bad("offload to nowhere", BASE + ["--offload.what=all"], "offload.what=all", "offload.dir", ways=["one"])
+bad("a folder for nothing", BASE + ["--offload.dir=" + suite.folder], "offload.what=none", "optimizer or all", ways=["one"])
+bad("offload below a file", BASE + ["--offload.what=optimizer", "--offload.dir=" + text + "/scratch"], "offload.dir", "text.txt/scratch",
+    "Not a directory")
+bad("offload past a file", BASE + ["--offload.what=all", "--offload.dir=" + os.path.dirname(suite.path("taken", "x"))], "offload.0",
+    "s a directory")
 
 # ---- the model's config ----
 
@@ -223,6 +233,27 @@ def judge(case, folder, result):
 with concurrent.futures.ThreadPoolExecutor(4) as pool:
     for done in pool.map(attempt, enumerate(cases)):
         judge(*done)
+
+# ---- a file of offload that is damaged while it is in use: all ranks end, with its name ----
+for way in WAYS:
+    scratch = suite.path("scratch-" + way)
+    ranks = 1 if way == "one" else 2
+    log = scratch + ".json"
+    with subprocess.Popen(launch(way, BASE + ["--parallel.dp_shard=%d" % ranks, "--offload.what=all", "--train.steps=1000000",
+                                              "--offload.dir=" + scratch, "--log.json=" + log], ranks),
+                          stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        for _ in range(600):
+            if os.path.exists(log) and os.path.getsize(log) > 0:
+                break
+            time.sleep(0.05)
+        os.truncate("%s/offload.%d" % (scratch, ranks - 1), 0)
+        try:
+            err = process.communicate(timeout=60)[1].decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            err = "it hung; " + process.communicate()[1].decode(errors="replace")
+    suite.check(0 < process.returncode < 128 and err.count("failed: ") == 1 and "offload.%d: reading " % (ranks - 1) in err and
+                "damaged" in err, "a damaged file, %s: status %s, %s" % (way, process.returncode, err))
 
 for way in ["one", "threads"]:
     status, _, err = run(["sh", "-c", 'exec "$@" >/dev/full', "sh"] + launch(way, BASE))

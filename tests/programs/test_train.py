@@ -182,6 +182,34 @@ for way, ranks in ways:
             twos.setdefault(micro, []).append(values(log))
 for micro, logs in twos.items():
     suite.equal(logs[:1] * len(logs), logs, "threads and MPI, to the bit, micro_batch %d" % micro)
+
+# ---- shards ----
+# As one rank in f32; f16 with its loss scale learns as f32 does; offloading changes no bit; threads and MPI agree to the bit.
+scratch = suite.path("scratch")
+os.mkdir(scratch)
+away = ["--offload.what=all", "--offload.dir=" + scratch]
+sharded = {}
+for way, ranks in ways[1:]:
+    for name, keys in [("f32", []), ("bf16", ["--dtype.param=bf16", "--dtype.reduce=bf16"]), ("f16", ["--dtype.param=f16"]),
+                       ("f32 away", away), ("f16 away", away + ["--dtype.param=f16"])]:
+        log, _ = train(BASE + ["--parallel.dp_shard=%d" % ranks, "--train.micro_batch=1"] + keys, way, ranks)
+        what = "%s of %d ranks, shards, %s" % (way, ranks, name)
+        limit = 2e-5 if "f32" in name else 0.02
+        suite.near(values(log), values(first), limit, "losses, " + what)
+        suite.check("f32" in name or values(log) != values(first), "other numbers, " + what)
+        sharded.setdefault((ranks, name.split()[0]), []).append((values(log), values(log, "grad_norm")))
+    suite.equal(os.listdir(scratch), [], "offload leaves nothing")
+for what, logs in sharded.items():
+    suite.equal(logs[:1] * len(logs), logs, "offloaded or not, threads and MPI, to the bit: %s" % (what,))
+alone, _ = train(BASE + ["--log.params"] + away)
+suite.equal([values(alone, k) for k in ["loss", "params"]], [values(first, k) for k in ["loss", "params"]], "offload on one rank")
+told = {}
+for way, ranks in [w for w in ways if w[1] == 2]:
+    log, out = train(["--model.config=" + suite.path("wild.json")] + BASE[1:] + ["--parallel.dp_shard=2", "--dtype.param=f16"], way, ranks)
+    told[way] = (values(log), re.findall(r"^step (\d+) was skipped: .*; the loss scale is now (\d+)$", out, re.M))
+    suite.check(told[way][1][:1] == [("1", "32768")], "f16 skips the first step on shards: %r" % (told[way],))
+suite.equal(list(told.values()), [told["threads"]] * len(told), "steps skipped by threads and by MPI")
+
 keys = suite.write("keys.json", {"model": {"config": config}, "data": {"path": text},
                                  "train": {"seq_len": 16, "global_batch": 5, "steps": 99}, "optim": {"lr": 0.01}})
 file, _ = train([keys, "--train.steps=6"])
