@@ -6,29 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bits of a list of axes, and their order. */
-static dt_status axes_of(dt_mesh *mesh, const char *list, int *n_out, uint8_t axis[DT_MAX_AXES],
-                         uint8_t *bits_out)
-{
-    char copy[DT_MAX_AXES * DT_NAME_SIZE];
-    int n = 0;
-    uint8_t bits = 0;
-    DT_REQUIRE(list, DT_ERR_ARG, "no axes were given");
-    DT_REQUIRE(strlen(list) < sizeof copy, DT_ERR_ARG, "list of axes '%s' is too long", list);
-    char *rest = NULL;
-    (void)strcpy(copy, list);
-    for (char *name = strtok_r(copy, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest)) {
-        int a = 0;
-        DT_TRY(dt_mesh_axis(mesh, name, &a));
-        DT_REQUIRE(!(bits >> a & 1), DT_ERR_ARG, "axis '%s' is named twice in '%s'", name, list);
-        bits = (uint8_t)(bits | 1u << a);
-        axis[n++] = (uint8_t)a;
-    }
-    *n_out = n;
-    *bits_out = bits;
-    return DT_OK;
-}
-
 static int ranks_of(const dt_mesh *mesh, uint8_t bits)
 {
     int n = 1;
@@ -247,7 +224,6 @@ void dti_fsdp_group_release(void *arg)
 static dt_status check_options(dti_group *g, int naxes)
 {
     dt_fsdp_options *o = &g->options;
-    DT_REQUIRE(naxes > 0, DT_ERR_ARG, "no axis to shard over");
     DT_REQUIRE(!(g->shard_axes & g->replicate_axes), DT_ERR_ARG,
                "an axis both shards and replicates");
     DT_REQUIRE(dt_dtype_is_float(o->param_dtype) && dt_dtype_is_float(o->reduce_dtype), DT_ERR_ARG,
@@ -295,10 +271,11 @@ static dt_status build(dti_group *g, const char *axes)
 {
     int naxes = 0, nreplicate = 0;
     uint8_t axis[DT_MAX_AXES], replicate[DT_MAX_AXES];
-    DT_TRY(axes_of(g->mesh, axes, &naxes, axis, &g->shard_axes));
+    DT_REQUIRE(axes, DT_ERR_ARG, "no axes were given");
+    DT_TRY(dt_mesh_axes(g->mesh, axes, &naxes, axis, &g->shard_axes));
     if (g->options.replicate_axes)
-        DT_TRY(axes_of(g->mesh, g->options.replicate_axes, &nreplicate, replicate,
-                       &g->replicate_axes));
+        DT_TRY(dt_mesh_axes(g->mesh, g->options.replicate_axes, &nreplicate, replicate,
+                            &g->replicate_axes));
     DT_TRY(check_options(g, naxes));
     g->all_replicas =
         g->options.reduce == DT_REDUCE_EACH && ranks_of(g->mesh, g->replicate_axes) > 1;

@@ -240,26 +240,17 @@ static dt_status sharder_finish(dt_module *m, void *arg)
     return DT_OK;
 }
 
-static const dt_sharder replica_sharder = {sharder_nothing, sharder_nothing, sharder_set_sync,
-                                           sharder_finish, NULL, NULL};
+static const dt_sharder replica_sharder = {
+    sharder_nothing, sharder_nothing, sharder_set_sync, sharder_finish, NULL, NULL};
 
 dt_status dt_replicate(dt_module *m, dt_mesh *mesh, const char *axes, int64_t bucket_bytes)
 {
-    const dt_grid *grid = dt_mesh_grid(mesh);
-    uint8_t bits = 0;
-    char copy[DT_MAX_AXES * DT_NAME_SIZE];
-    (void)snprintf(copy, sizeof copy, "%s", axes);
-    char *rest = NULL;
-    for (char *name = strtok_r(copy, ", ", &rest); name; name = strtok_r(NULL, ", ", &rest)) {
-        int a = 0;
-        DT_TRY(dt_mesh_axis(mesh, name, &a));
-        bits = (uint8_t)(bits | 1u << a);
-    }
+    int naxes = 0;
+    uint8_t axis[DT_MAX_AXES], bits = 0;
     void *arg = NULL;
+    DT_TRY(dt_mesh_axes(mesh, axes, &naxes, axis, &bits));
     DT_REQUIRE(!dt_module_sharder(m, &arg), DT_ERR_STATE,
                "module '%s' was given to fully_shard or replicate already", dt_module_path(m));
-    DT_REQUIRE(bits, DT_ERR_ARG, "no axis of %s to replicate over",
-               grid->naxes ? grid->name[0] : "the mesh");
     replica *r = calloc(1, sizeof *r);
     DT_REQUIRE(r, DT_ERR_NOMEM, "a replica");
     *r = (replica){.root = m, .mesh = mesh, .axes = bits, .sync = true};

@@ -87,7 +87,7 @@ dt_status dt_mesh_comm_named(dt_mesh *mesh, const char *axes, int channel, dt_co
 {
     int naxes = 0;
     uint8_t axis[DT_MAX_AXES];
-    DT_TRY(dti_mesh_axes(mesh, axes, &naxes, axis));
+    DT_TRY(dt_mesh_axes(mesh, axes, &naxes, axis, NULL));
     DT_TRY(dt_mesh_comm(mesh, naxes, axis, channel, comm_out));
     return DT_OK;
 }

@@ -60,6 +60,10 @@ DT_NODISCARD dt_status dt_mesh_axis(const dt_mesh *mesh, const char *name, int *
 enum { DT_MESH_TEXT = 512 };
 const char *dt_mesh_print(const dt_mesh *mesh, char *buf, size_t size_bytes);
 
+/* dt_mesh_axes - the axes of a list such as "dp_shard,cp", in its order; bits (may be NULL): the
+ * sum of 1 << axis. Errors: DT_ERR_ARG for an axis the mesh lacks, one named twice, none. */
+DT_NODISCARD dt_status dt_mesh_axes(const dt_mesh *mesh, const char *list, int *naxes_out,
+                                    uint8_t axis_out[DT_MAX_AXES], uint8_t *bits_out);
 /* dt_mesh_slice - the mesh of my line, plane ... along some axes ("tp" or "dp_shard,tp", in mesh
  * order); "" gives the mesh of this rank alone, without axes.
  * No communication; all its axes give the mesh itself. The same ranks under the same axes are the

@@ -67,8 +67,8 @@ dt_status dt_mesh_axis(const dt_mesh *mesh, const char *name, int *axis_out)
     return DT_OK;
 }
 
-dt_status dti_mesh_axes(const dt_mesh *mesh, const char *list, int *naxes_out,
-                        uint8_t axis_out[DT_MAX_AXES])
+dt_status dt_mesh_axes(const dt_mesh *mesh, const char *list, int *naxes_out,
+                       uint8_t axis_out[DT_MAX_AXES], uint8_t *bits_out)
 {
     char name[DT_NAME_SIZE + 1];
     int n = 0;
@@ -82,6 +82,8 @@ dt_status dti_mesh_axes(const dt_mesh *mesh, const char *list, int *naxes_out,
     }
     DT_REQUIRE(n > 0, DT_ERR_ARG, "no axis is named");
     *naxes_out = n;
+    if (bits_out)
+        *bits_out = (uint8_t)seen;
     return DT_OK;
 }
 

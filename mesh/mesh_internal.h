@@ -67,9 +67,6 @@ void dti_mesh_free(dt_mesh *mesh);
 
 /* mesh.c */
 bool dti_grid_equal(const dt_grid *a, const dt_grid *b);
-/* Axes of a list such as "dp_shard,cp", each named once, at least one. Errors: DT_ERR_ARG. */
-dt_status dti_mesh_axes(const dt_mesh *mesh, const char *list, int *naxes_out,
-                        uint8_t axis_out[DT_MAX_AXES]);
 /* A name of letters, digits and '_' that fits and that `grid` does not have yet. Errors:
  * DT_ERR_ARG. */
 dt_status dti_name_check(const dt_grid *grid, const char *name);

@@ -105,7 +105,7 @@ dt_status dt_mesh_slice(dt_mesh *mesh, const char *axes, dt_mesh **slice_out)
 {
     recipe r = {.is_slice = true};
     if (*axes) /* "": the mesh of this rank alone */
-        DT_TRY(dti_mesh_axes(mesh, axes, &r.nline, r.line));
+        DT_TRY(dt_mesh_axes(mesh, axes, &r.nline, r.line, NULL));
     DT_REQUIRE(mesh->rank >= 0, DT_ERR_STATE,
                "world rank %d is not in the mesh: no line of it passes through it",
                dt_world_rank(mesh->world));
@@ -126,7 +126,7 @@ dt_status dt_mesh_flatten(dt_mesh *mesh, const char *axes, const char *name, dt_
 {
     int n = 0;
     uint8_t axis[DT_MAX_AXES];
-    DT_TRY(dti_mesh_axes(mesh, axes, &n, axis));
+    DT_TRY(dt_mesh_axes(mesh, axes, &n, axis, NULL));
     DT_TRY(dti_name_check(&mesh->grid, name));
     recipe r = {0};
     for (int a = 0; a < axis[0]; a++)
