@@ -1,6 +1,8 @@
 /* bench/collectives.c - our collectives next to those of MPI and to the machine's copy limit.
  *
- *     tools/mpirun -n 2 build/bench/collectives [LARGEST_MIB [REPETITIONS]]     and with -n 4, -n 8
+ *     tools/mpirun -n 2 build/bench/collectives [LARGEST_MIB [REPETITIONS [PART_OF_A_NAME]]]
+ *
+ * and with -n 4, -n 8; 64 MiB, 15 repetitions and all lines if not said.
  *
  * Each line: microseconds of ours and of MPI, both measured in turns with the limit, the least of
  * the repetitions, a repetition being what the slowest rank takes. The limit of a call is the least
@@ -328,7 +330,8 @@ int main(int argc, char **argv)
             lost > 0.03 ? ": NOISY, no verdicts" : "", "", "KiB", "ours us", "MPI us", "MPI/ours",
             "of limit");
     for (int i = 0; i < DT_COUNT(lines); i++)
-        measure_sizes(&b, &lines[i], largest, lost <= 0.03);
+        if (argc <= 3 || strstr(lines[i].name, argv[3]))
+            measure_sizes(&b, &lines[i], largest, lost <= 0.03);
     const double lost_at_end = probe(&b);
     if (b.rank == 0)
         (void)printf("at the end others take %.1f %% of a core\n", 100 * lost_at_end);
