@@ -42,6 +42,7 @@
 #include "optim/dt_optim.h"
 #include "optim/dt_scaler.h"
 #include "data/dt_data.h"
+#include "data/dt_tokenizer.h"
 #include "checkpoint/dt_safetensors.h"
 #include "metrics/dt_metrics.h"
 #include "models/dt_models.h"

@@ -2,20 +2,26 @@
  *
  *     build/examples/sample FOLDER --prompt="Once" --tokens=200 --temperature=0.8 --seed=1
  *
- * FOLDER holds config.json and safetensors; tokens are bytes, as examples/train.c makes of a text.
+ * FOLDER holds config.json, safetensors and perhaps a tokenizer.json; without one tokens are bytes,
+ * as examples/train.c makes of a text.
  * The whole context runs again for every token: short, and no cache to keep right. */
 #include "base/dt_options.h"
 #include "base/dt_random.h"
 #include "checkpoint/dt_safetensors.h"
+#include "data/dt_tokenizer.h"
 #include "models/dt_models.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const dt_option table[] = {
     {"model", DT_OPTION_STRING, NULL, "folder with config.json and model.safetensors", NULL, 0, 0},
+    {"tokenizer", DT_OPTION_STRING, NULL,
+     "a tokenizer.json, or bytes; none: FOLDER/tokenizer.json where it is there, or bytes", NULL, 0,
+     0},
     {"prompt", DT_OPTION_STRING, "\n", "text to continue", NULL, 0, 0},
     {"tokens", DT_OPTION_INT, "200", "how many to add", NULL, 1, 1e6},
     {"context", DT_OPTION_INT, "0", "tokens the model looks back; 0: all its positions", NULL, 0,
@@ -62,6 +68,69 @@ static dt_status next_logits(dt_mesh *mesh, dt_module *model, dt_tape *tape, con
     return st;
 }
 
+static dt_status open_tokenizer(const dt_options *o, const char *folder, int64_t vocab,
+                                dt_tokenizer **tokenizer_out)
+{
+    char path[4096];
+    const char *given = dt_options_string(o, "tokenizer");
+    (void)snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+    if (!given)
+        given = access(path, F_OK) == 0 ? path : "bytes";
+    dt_tokenizer *t = NULL;
+    DT_TRY(dt_tokenizer_open(given, &t));
+    const int64_t known = dt_tokenizer_vocab(t);
+    const bool fits = strcmp(given, "bytes") == 0 ? known == vocab : known <= vocab;
+    if (fits)
+        *tokenizer_out = t;
+    else
+        dt_tokenizer_close(&t);
+    DT_REQUIRE(fits, DT_ERR_UNSUPPORTED, "%s has %lld tokens, the tokenizer (%s) %lld", folder,
+               (long long)vocab, given, (long long)known);
+    return DT_OK;
+}
+
+static void print_token(const dt_tokenizer *t, int32_t token)
+{
+    size_t size_bytes = 0;
+    const char *text = dt_tokenizer_text(t, token, &size_bytes);
+    if (text)
+        (void)fwrite(text, 1, size_bytes, stdout);
+    (void)fflush(stdout);
+}
+
+/* The prompt and what follows it. */
+static dt_status write_text(const dt_options *o, dt_mesh *mesh, dt_module *model,
+                            const dt_model_facts *facts, const dt_tokenizer *tokenizer)
+{
+    const char *prompt = dt_options_string(o, "prompt");
+    const int64_t more = dt_options_int(o, "tokens"), asked = dt_options_int(o, "context");
+    const int64_t most = facts->max_positions;
+    const int64_t window = asked > 0 && asked < most ? asked : most;
+    dt_tokens ids = {0};
+    dt_tape *tape = NULL;
+    DT_TRY(dt_tokenizer_encode(tokenizer, prompt, strlen(prompt), &ids));
+    const int64_t given = ids.n, known = dt_tokenizer_vocab(tokenizer);
+    DT_REQUIRE(given > 0, DT_ERR_ARG, "prompt is empty; the model needs one token to start from");
+    DT_TRY(dt_grow((void **)&ids.id, &ids.capacity, given + more, sizeof *ids.id));
+    float *logits = malloc((size_t)facts->vocab * sizeof *logits);
+    DT_REQUIRE(logits, DT_ERR_NOMEM, "%lld logits", (long long)facts->vocab);
+    DT_TRY(dt_tape_create(mesh, NULL, &tape));
+    (void)fputs(prompt, stdout);
+    const dt_key key = dt_key_make((uint64_t)dt_options_int(o, "seed"), 0, 0);
+    for (int64_t n = given; n < given + more; n++) {
+        const int64_t from = n > window ? n - window : 0;
+        DT_TRY(next_logits(mesh, model, tape, ids.id + from, n - from, facts->vocab, logits));
+        ids.id[n] = draw(logits, known, dt_options_float(o, "temperature"),
+                         (double)dt_uniform(key, (uint64_t)(n - given)));
+        print_token(tokenizer, ids.id[n]);
+    }
+    (void)putchar('\n');
+    free(ids.id);
+    free(logits);
+    dt_tape_destroy(&tape);
+    return DT_OK;
+}
+
 static dt_status generate(dt_world *world, const dt_options *o, const char *folder)
 {
     char path[4096];
@@ -69,41 +138,15 @@ static dt_status generate(dt_world *world, const dt_options *o, const char *fold
     dt_mesh *mesh = NULL;
     dt_module *model = NULL;
     dt_model_facts facts;
-    dt_tape *tape = NULL;
+    dt_tokenizer *tokenizer = NULL;
     DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
                           &(dt_mesh_options){.axes = {{"dp_replicate", 1}}}, &mesh));
     DT_TRY(dt_model_create(path, &model, &facts));
-    DT_REQUIRE(facts.vocab == 256, DT_ERR_UNSUPPORTED,
-               "%s has %lld tokens; text is made of 256 bytes here", folder,
-               (long long)facts.vocab);
+    DT_TRY(open_tokenizer(o, folder, facts.vocab, &tokenizer));
     DT_TRY(dt_module_materialize(model, mesh, 0));
     DT_TRY(dt_module_load(model, folder));
-    DT_TRY(dt_tape_create(mesh, NULL, &tape));
-
-    const char *prompt = dt_options_string(o, "prompt");
-    const int64_t given = (int64_t)strlen(prompt), more = dt_options_int(o, "tokens");
-    const int64_t asked = dt_options_int(o, "context");
-    const int64_t window = asked > 0 && asked < facts.max_positions ? asked : facts.max_positions;
-    DT_REQUIRE(given > 0, DT_ERR_ARG, "prompt is empty; the model needs one byte to start from");
-    int32_t *ids = malloc((size_t)(given + more) * sizeof *ids);
-    float *logits = malloc((size_t)facts.vocab * sizeof *logits);
-    DT_REQUIRE(ids && logits, DT_ERR_NOMEM, "%lld tokens", (long long)(given + more));
-    for (int64_t i = 0; i < given; i++)
-        ids[i] = (unsigned char)prompt[i];
-    (void)fputs(prompt, stdout);
-    const dt_key key = dt_key_make((uint64_t)dt_options_int(o, "seed"), 0, 0);
-    for (int64_t n = given; n < given + more; n++) {
-        const int64_t from = n > window ? n - window : 0;
-        DT_TRY(next_logits(mesh, model, tape, ids + from, n - from, facts.vocab, logits));
-        ids[n] = draw(logits, facts.vocab, dt_options_float(o, "temperature"),
-                      (double)dt_uniform(key, (uint64_t)(n - given)));
-        (void)putchar(ids[n]);
-        (void)fflush(stdout);
-    }
-    (void)putchar('\n');
-    free(ids);
-    free(logits);
-    dt_tape_destroy(&tape);
+    DT_TRY(write_text(o, mesh, model, &facts, tokenizer));
+    dt_tokenizer_close(&tokenizer);
     dt_module_destroy(&model);
     dt_mesh_destroy(&mesh);
     return DT_OK;
