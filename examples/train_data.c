@@ -33,6 +33,23 @@ dt_status train_data_open(train_session *s)
     return DT_OK;
 }
 
+bool train_has_documents(const train_session *s)
+{
+    return s->config->documents == TRAIN_DOCUMENTS_ATTENTION;
+}
+
+/* Two tensors of this rank's rows, which are in s->ids and s->targets. */
+static dt_status make_tensors(train_session *s, const dt_layout *layout, dt_tensor **a,
+                              dt_tensor **b)
+{
+    const int64_t n = dt_shape_count(dt_mesh_local(layout, NULL));
+    DT_TRY(dt_tensor_create(layout, DT_I32, DT_TAG_ACTIVATION, a));
+    DT_TRY(dt_tensor_create(layout, DT_I32, DT_TAG_ACTIVATION, b));
+    DT_TRY(dt_array_write(dt_tensor_local(*a), s->ids, n));
+    DT_TRY(dt_array_write(dt_tensor_local(*b), s->targets, n));
+    return DT_OK;
+}
+
 dt_status train_session_read(train_session *s, train_place at, int64_t lo, int64_t hi,
                              train_micro *m)
 {
@@ -46,18 +63,20 @@ dt_status train_session_read(train_session *s, train_place at, int64_t lo, int64
                             .seq_len = s->config->seq_len,
                             .lo = lo + offset[0],
                             .hi = lo + offset[0] + local.dim[0]};
+    if (train_has_documents(s)) {
+        DT_TRY(dt_dataset_documents(at.data, &batch, s->ids, s->targets));
+        DT_TRY(make_tensors(s, layout, &m->positions, &m->documents));
+    }
     DT_TRY(dt_dataset_batch(at.data, &batch, s->ids, s->targets));
-    DT_TRY(dt_tensor_create(layout, DT_I32, DT_TAG_ACTIVATION, &m->ids));
-    DT_TRY(dt_tensor_create(layout, DT_I32, DT_TAG_ACTIVATION, &m->targets));
-    DT_TRY(dt_array_write(dt_tensor_local(m->ids), s->ids, dt_shape_count(local)));
-    DT_TRY(dt_array_write(dt_tensor_local(m->targets), s->targets, dt_shape_count(local)));
-    return DT_OK;
+    return make_tensors(s, layout, &m->ids, &m->targets);
 }
 
 void train_micro_release(train_micro *m)
 {
     dt_tensor_destroy(&m->ids);
     dt_tensor_destroy(&m->targets);
+    dt_tensor_destroy(&m->positions);
+    dt_tensor_destroy(&m->documents);
 }
 
 dt_status train_count_valid(train_session *s, train_place at, int64_t *valid_out)

@@ -92,6 +92,18 @@ static dt_status pipe_samples(void *arg, int64_t lo, int64_t hi, dt_tensor **ids
     return st;
 }
 
+static dt_status pipe_aside(void *arg, int64_t lo, int64_t hi, dt_tensor *out[2])
+{
+    const pipe_data *d = arg;
+    train_micro m = {0};
+    const dt_status st = train_session_read(d->s, d->at, lo, hi, &m);
+    out[0] = m.positions;
+    out[1] = m.documents;
+    m.positions = m.documents = NULL;
+    train_micro_release(&m);
+    return st;
+}
+
 dt_status train_pipeline_passes(train_session *s, train_place at, bool no_grad, double *loss)
 {
     pipe_data data = {s, at, NULL};
@@ -104,6 +116,7 @@ dt_status train_pipeline_passes(train_session *s, train_place at, bool no_grad, 
                                             .step = s->step},
                                    .loss_scale = s->scaler.scale,
                                    .read = pipe_samples,
+                                   .aside = train_has_documents(s) ? pipe_aside : NULL,
                                    .arg = &data};
     DT_TRY(dt_pipeline_run(s->pipe, &pass, loss));
     return DT_OK;
@@ -151,6 +164,7 @@ dt_status train_pipeline_logits(train_session *s, train_place at, int64_t n, flo
                                    .tape = {.no_grad = true, .no_dropout = true},
                                    .no_targets = true,
                                    .read = pipe_samples,
+                                   .aside = train_has_documents(s) ? pipe_aside : NULL,
                                    .output = take_logits,
                                    .arg = &data};
     DT_TRY(dt_pipeline_run(s->pipe, &pass, &none));

@@ -14,11 +14,14 @@ typedef struct train_place {
 /* Samples [lo, hi) of a batch as tensors; each rank reads only its own. */
 typedef struct train_micro {
     dt_tensor *ids, *targets;
+    dt_tensor *positions, *documents; /* NULL: no matter */
     dt_tensor *logits_or_loss;
 } train_micro;
 
 extern const char *const train_batch_layout; /* samples over data-parallel ranks */
 dt_status train_data_open(train_session *s);
+/* Are positions and attention within documents? */
+bool train_has_documents(const train_session *s);
 dt_status train_session_read(train_session *s, train_place at, int64_t lo, int64_t hi,
                              train_micro *m);
 void train_micro_release(train_micro *m);

@@ -181,7 +181,8 @@ static dt_status forward(train_session *s, train_place at, int64_t lo, int64_t h
                                      .first_sample = lo};
     dt_tape_reset(s->tape, &options);
     DT_TRY(train_session_read(s, at, lo, hi, m));
-    const dt_values in = {.n = 2, .value = {m->ids, m->targets}};
+    const dt_values in = {.n = m->documents ? 4 : 2,
+                          .value = {m->ids, m->targets, m->positions, m->documents}};
     const dt_values out = dt_module_call(s->model, s->tape, &in);
     m->logits_or_loss = out.value[0];
     DT_TRY(dt_tape_status(s->tape));
@@ -318,7 +319,8 @@ dt_status train_session_logits(train_session *s, int64_t position, int64_t n, fl
     dt_tape_reset(s->tape, &(dt_tape_options){.no_grad = true, .no_dropout = true});
     dt_status st = train_session_read(s, (train_place){s->data, position}, 0, n, &m);
     if (st == DT_OK) {
-        const dt_values in = {.n = 1, .value = {m.ids}};
+        const dt_values in = {.n = m.documents ? 4 : 1,
+                              .value = {m.ids, NULL, m.positions, m.documents}};
         const dt_values out = dt_module_call(s->model, s->tape, &in);
         st = dt_tape_status(s->tape);
         if (st == DT_OK)

@@ -9,8 +9,10 @@
 
 static dt_values root_forward(dt_module *m, dt_tape *t, const dt_values *in)
 {
+    const dt_values body = {.n = in->n > 2 ? 3 : 1,
+                            .value = {in->value[0], in->value[2], in->value[3]}};
     const dt_values x = {.n = 2,
-                         .value = {dt_module_call1(dt_module_child(m, 0), t, in->value[0]),
+                         .value = {dt_module_call(dt_module_child(m, 0), t, &body).value[0],
                                    in->n > 1 ? in->value[1] : NULL}};
     if (dt_module_nchildren(m) < 2)
         return (dt_values){.n = 1, .value = {x.value[0]}};
@@ -22,11 +24,13 @@ static dt_values body_forward(dt_module *m, dt_tape *t, const dt_values *in)
     const dti_decoder *d = dt_module_state(m);
     dt_module *layers = dt_module_find(m, d->layers_name);
     dt_module *norm = dt_module_find(m, d->norm_name);
+    dt_values layer = *in;
     dt_tensor *x = in->value[0];
     if (dt_module_find(m, d->embed_name))
-        x = d->embed(m, t, x);
+        x = d->embed(m, t, x, in->value[1]);
     for (int i = 0; i < dt_module_nchildren(layers); i++) {
-        dt_tensor *y = dt_module_call1(dt_module_child(layers, i), t, x);
+        layer.value[0] = x;
+        dt_tensor *y = dt_module_call(dt_module_child(layers, i), t, &layer).value[0];
         if (y != x)
             dt_tensor_drop(x); /* nothing else reads it */
         x = y;

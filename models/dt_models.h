@@ -3,7 +3,9 @@
  *
  * A model is a module that takes {ids [B, S] i32} and gives logits [B, S, V], or takes {ids,
  * targets} and gives the loss: the sum over valid targets divided by what dt_model_set_loss was
- * told. Made on meta: see nn/dt_module.h. */
+ * told. With {ids, targets or NULL, positions, documents}, both [B, S] i32 and placed as ids, a
+ * token has that position and sees only tokens of its own document before it. Made on meta: see
+ * nn/dt_module.h. */
 #pragma once
 
 #include "tp/dt_tp.h"

@@ -28,13 +28,31 @@ fail:
     return st;
 }
 
-static dt_tensor *embed(dt_module *body, dt_tape *t, dt_tensor *ids)
+/* Positions [B, S], placed as those dims of what they meet. */
+static dt_tensor *meet(dt_tape *t, dt_tensor *positions, dt_tensor *token)
+{
+    if (dt_tensor_is_failed(token))
+        return token;
+    dt_layout want =
+        dt_layout_replicated(dt_tensor_layout(token)->grid, dt_tensor_shape(positions));
+    for (int d = 0; d < 2; d++)
+        for (int i = 0; i < dt_tensor_layout(token)->nsplit[d]; i++)
+            dt_layout_shard(&want, dt_tensor_layout(token)->split[d][i], d);
+    const dt_layout *layout = NULL;
+    const dt_status st = dt_mesh_layout(dt_tensor_mesh(token), &want, &layout);
+    if (st == DT_OK)
+        return dt_redistribute_to(t, positions, layout);
+    (void)dt_tape_fail(t, st);
+    return dt_tape_failed(t);
+}
+
+static dt_tensor *embed(dt_module *body, dt_tape *t, dt_tensor *ids, dt_tensor *positions)
 {
     const dti_decoder *d = dti_decoder_of(body);
     dt_tensor *token = dt_module_call1(dt_module_find(body, "wte"), t, ids);
-    /* positions of what they meet: under sequence parallelism that is split, the ids are not */
-    dt_tensor *position =
-        dt_module_call1(dt_module_find(body, "wpe"), t, dt_positions(t, token, 1));
+    /* under sequence parallelism the token is split, the ids are not */
+    dt_tensor *at = positions ? meet(t, positions, token) : dt_positions(t, token, 1);
+    dt_tensor *position = dt_module_call1(dt_module_find(body, "wpe"), t, at);
     return dt_dropout(t, dt_add(t, token, position), d->dropout);
 }
 

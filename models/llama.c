@@ -34,8 +34,9 @@ fail:
     return st;
 }
 
-static dt_tensor *embed(dt_module *body, dt_tape *t, dt_tensor *ids)
+static dt_tensor *embed(dt_module *body, dt_tape *t, dt_tensor *ids, dt_tensor *positions)
 {
+    (void)positions; /* every layer turns by them */
     return dt_module_call1(dt_module_find(body, "embed_tokens"), t, ids);
 }
 

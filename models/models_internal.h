@@ -8,7 +8,7 @@
  * modules. */
 typedef struct dti_decoder {
     const char *body_name, *embed_name, *layers_name, *norm_name;
-    dt_tensor *(*embed)(dt_module *body, dt_tape *t, dt_tensor *ids);
+    dt_tensor *(*embed)(dt_module *body, dt_tape *t, dt_tensor *ids, dt_tensor *positions);
     int64_t layers;
     double dropout;
     dt_module *root, *body, *group, *made;

@@ -29,6 +29,14 @@ static dt_status add_linear(dt_module *m, const char *name, const dt_linear_opti
     return DT_OK;
 }
 
+/* documents NULL: one. Within a document the order of tokens is that of their indices. */
+static dt_tensor *attend(dt_tape *t, dt_tensor *q, dt_tensor *k, dt_tensor *v,
+                         dt_tensor *documents)
+{
+    return dt_attention(
+        t, q, k, v, &(dt_attention_options){.q_documents = documents, .k_documents = documents});
+}
+
 /* ---- Llama ---- */
 
 static dt_values llama_forward(dt_module *m, dt_tape *t, const dt_values *in)
@@ -42,9 +50,9 @@ static dt_values llama_forward(dt_module *m, dt_tape *t, const dt_values *in)
         head[i] = dt_rearrange(t, y[i], "b s (h d) -> b h s d", sizes);
         dt_tensor_drop(y[i]);
     }
-    dt_tensor *q = dt_rope(t, head[0], NULL, o->rope_theta);
-    dt_tensor *k = dt_rope(t, head[1], NULL, o->rope_theta);
-    dt_tensor *y_BHSD = dt_attention(t, q, k, head[2], NULL);
+    dt_tensor *q = dt_rope(t, head[0], in->value[1], o->rope_theta);
+    dt_tensor *k = dt_rope(t, head[1], in->value[1], o->rope_theta);
+    dt_tensor *y_BHSD = attend(t, q, k, head[2], in->value[2]);
     dt_tensor *y_BSN = dt_rearrange(t, y_BHSD, "b h s d -> b s (h d)", "");
     return one(dt_dropout(t, dt_module_call1(dt_module_child(m, 3), t, y_BSN), o->dropout));
 }
@@ -92,7 +100,7 @@ static dt_values gpt2_forward(dt_module *m, dt_tape *t, const dt_values *in)
         head[i] = dt_rearrange(t, y_BSHD, "b s h d -> b h s d", "");
         dt_tensor_drop(y_BSHD);
     }
-    dt_tensor *y_BHSD = dt_attention(t, head[0], head[1], head[2], NULL);
+    dt_tensor *y_BHSD = attend(t, head[0], head[1], head[2], in->value[2]);
     dt_tensor *y_BSN = dt_rearrange(t, y_BHSD, "b h s d -> b s (h d)", "");
     return one(dt_dropout(t, dt_module_call1(dt_module_child(m, 1), t, y_BSN), *dropout));
 }

@@ -39,7 +39,9 @@ typedef struct dt_dropout_rates {
     double embedding, attention_output, mlp_output;
 } dt_dropout_rates;
 
-/* Llama: q_proj, k_proj, v_proj, o_proj; rotary positions; grouped queries. */
+/* Attention takes {x}, or {x, positions, documents}: [B, S] i32, as dt_rope and dt_attention take
+ * them; either NULL. So does a block, which hands them on to its mixer.
+ * Llama: q_proj, k_proj, v_proj, o_proj; rotary positions; grouped queries. */
 typedef struct dt_attention_layer_options {
     int64_t n, heads, kv_heads, head_dim;
     double rope_theta;

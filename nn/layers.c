@@ -187,8 +187,10 @@ static dt_values block_forward(dt_module *m, dt_tape *t, const dt_values *in)
 {
     dt_module *norm1 = dt_module_child(m, 0), *mixer = dt_module_child(m, 1);
     dt_module *norm2 = dt_module_child(m, 2), *mlp = dt_module_child(m, 3);
+    dt_values mixed = *in; /* x, and what only the mixer looks at */
     dt_tensor *x = in->value[0];
-    x = dt_add(t, x, dt_module_call1(mixer, t, dt_module_call1(norm1, t, x)));
+    mixed.value[0] = dt_module_call1(norm1, t, x);
+    x = dt_add(t, x, dt_module_call(mixer, t, &mixed).value[0]);
     return one(dt_add(t, x, dt_module_call1(mlp, t, dt_module_call1(norm2, t, x))));
 }
 

@@ -11,7 +11,7 @@ enum { DTI_PP_CHANNEL = 3, DTI_PP_MAX_TIES = 4, DTI_PP_REHEARSALS = 8 };
 typedef struct dti_cell {
     dt_tape *tape;
     dt_tensor *x; /* from the stage before: a leaf that asks for a gradient */
-    dt_tensor *ids, *targets;
+    dt_tensor *ids, *targets, *aside[2];
     dt_tensor *y;      /* the tape's */
     dt_local dy, dx;   /* gradients of y and of x */
     dt_work *arriving; /* of x or dy, after a word that says whether it is one */
@@ -37,6 +37,7 @@ typedef struct dti_rehearsal {
     int64_t at_once, tail, seq_len; /* tail: samples of the last microbatch */
     bool no_grad, no_targets;
     dt_pipeline_loss *loss;
+    bool aside;
 } dti_rehearsal;
 
 struct dt_pipeline {

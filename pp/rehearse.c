@@ -17,6 +17,7 @@ static dti_rehearsal kind_of(const dti_run *r)
     kind.no_grad = r->pass->tape.no_grad;
     kind.no_targets = r->pass->no_targets;
     kind.loss = r->pass->loss;
+    kind.aside = r->pass->aside != NULL;
     return kind;
 }
 
@@ -42,6 +43,8 @@ static dt_status play(const dti_run *r, const dti_stage *s, int k, dti_cell *c)
     DT_TRY(dt_tape_create(r->p->mesh, &r->pass->tape, &c->tape));
     DT_TRY(twin(s->cell[k].ids, &c->ids));
     DT_TRY(twin(s->cell[k].targets, &c->targets));
+    for (int i = 0; i < 2; i++)
+        DT_TRY(twin(s->cell[k].aside[i], &c->aside[i]));
     if (s->index > 0)
         DT_TRY(dti_pp_input(r, k, NULL, c));
     DT_TRY(dti_pp_compute(r, s, k, c));
@@ -65,6 +68,8 @@ static dt_status play_stage(const dti_run *r, const dti_stage *s, int k)
     dt_tensor_destroy(&c.x);
     dt_tensor_destroy(&c.ids);
     dt_tensor_destroy(&c.targets);
+    dt_tensor_destroy(&c.aside[0]);
+    dt_tensor_destroy(&c.aside[1]);
     dti_pp_release(&c.dy);
     dti_pp_release(&c.dx);
     return st != DT_OK ? st : off;

@@ -79,6 +79,8 @@ void dti_pp_finish(dt_pipeline *p, dti_cell *c)
     dt_tensor_destroy(&c->x);
     dt_tensor_destroy(&c->ids);
     dt_tensor_destroy(&c->targets);
+    dt_tensor_destroy(&c->aside[0]);
+    dt_tensor_destroy(&c->aside[1]);
     dti_pp_release(&c->dy);
 }
 
@@ -105,6 +107,8 @@ dt_status dti_pp_read(const dti_run *r, const dti_stage *s, int k, dti_cell *c)
     if (ids || targets)
         DT_TRY(r->pass->read(r->pass->arg, lo, hi, ids ? &c->ids : NULL,
                              targets ? &c->targets : NULL));
+    if (r->pass->aside && !c->aside[0])
+        DT_TRY(r->pass->aside(r->pass->arg, lo, hi, c->aside));
     return DT_OK;
 }
 
@@ -124,8 +128,9 @@ static dt_status check_output(const dti_run *r, const dti_stage *s, int k, const
 dt_status dti_pp_compute(const dti_run *r, const dti_stage *s, int k, dti_cell *c)
 {
     const bool loss = is_last(r, s) && !r->pass->no_targets, own = loss && r->pass->loss;
-    const dt_values in = {.n = loss && !own ? 2 : 1,
-                          .value = {s->index == 0 ? c->ids : c->x, own ? NULL : c->targets}};
+    const dt_values in = {.n = r->pass->aside ? 4 : loss && !own ? 2 : 1,
+                          .value = {s->index == 0 ? c->ids : c->x, own ? NULL : c->targets,
+                                    c->aside[0], c->aside[1]}};
     const dt_values out = dt_module_call(s->root, c->tape, &in);
     DT_TRY(dt_tape_status(c->tape));
     c->y = out.value[0];

@@ -83,6 +83,24 @@ suite.equal(losses(["--data.path=" + ended, "--data.documents=loss", "--data.end
 suite.equal(losses(["--data.path=" + pair("docs", documents), "--data.documents=loss"]), want, "ends by the index")
 suite.check(losses(["--data.path=" + ended]) != want, "ends are not masked unless asked for")
 
+# ---- attention within documents: two in a sample are what each is alone, with every layout and model ----
+eights = ["--data.path=" + pair("eights", [document(8, 0, 256) for _ in range(100)])]
+gpt2 = suite.write("gpt2.json", {"model_type": "gpt2", "vocab_size": 256, "n_embd": 16, "n_layer": 2, "n_head": 2,
+                                 "n_positions": 32, "attn_pdrop": 0, "embd_pdrop": 0, "resid_pdrop": 0})
+for model in [[], ["--model.config=" + gpt2]]:
+    alone = losses(eights + model + ["--data.documents=loss", "--train.seq_len=8", "--train.global_batch=12"])
+    within = eights + model + ["--data.documents=attention"]
+    suite.near(losses(within), alone, 2e-5, "two documents in a sample")
+    suite.check(max(abs(x - y) for x, y in zip(losses(eights + model + ["--data.documents=loss"]), alone)) > 1e-4,
+                "attention across documents is another loss")
+    for keys, ranks in [(["recompute=full", "train.micro_batch=2"], 1), (["parallel.dp_replicate=3"], 3),
+                        (["parallel.tp=2", "parallel.sp", "recompute=selective"], 2),
+                        (["parallel.pp=2", "train.micro_batch=1", "parallel.dp_shard=2"], 4)]:
+        suite.near(losses(within + ["--" + key for key in keys], ranks), alone, 2e-5, "documents with %s" % keys)
+suite.near(losses(eights + ["--data.documents=attention", "--eval.every=5", "--eval.steps=2"], key="eval_loss"),
+           losses(eights + ["--data.documents=attention", "--eval.every=5", "--eval.steps=2", "--parallel.pp=2",
+                            "--train.micro_batch=2"], 2, key="eval_loss"), 2e-5, "evaluation within documents")
+
 # ---- what is held out is not trained on ----
 half = pair("half", documents[:20])
 cut = sum(map(len, documents[:20]))
