@@ -145,6 +145,7 @@ void dti_call_begin(dti_call *k, dt_tape *t, const dt_op *op, const void *attr, 
     k->c.nin = nin;
     k->c.nout = nout;
     k->c.need = 0;
+    k->c.flops = k->c.flops_again = 0;
     k->nscratch = 0;
     for (int i = 0; i < nin; i++) {
         k->c.in[i] = (dt_array){0};
@@ -259,8 +260,10 @@ static dt_status compute(dti_call *k, const dti_rule *rule, dt_tensor *const *in
     /* A loss that wants gradients may compute them in forward: it looks at c->need. */
     for (int i = 0; i < k->c.nin && records; i++)
         k->c.need |= in[i] && in[i]->requires_grad && !(op->no_grad_in >> i & 1) ? 1u << i : 0;
-    if (dt_mesh_device(k->mesh).kind != DT_META)
+    if (dt_mesh_device(k->mesh).kind != DT_META) {
         DT_TRY(op->forward(&k->c));
+        dti_tally(&k->c, false);
+    }
     if (trace)
         dt_trace_record(trace, "op", op->name, DT_TRACE_END, 0, 0);
     return DT_OK;

@@ -45,6 +45,7 @@ typedef struct dt_op_call {
     /* backward: allocated, uninitialised, where needed */
     dt_array din[DT_OP_MAX_IN];
     const char *path, *where;                   /* module path and source line, for labels */
+    double flops, flops_again;                  /* for dt_tally; again: done before, in forward */
 } dt_op_call;
 
 typedef struct dt_op {
@@ -92,6 +93,9 @@ DT_NODISCARD dt_status dt_op_scratch(dt_op_call *c, dt_dtype dtype, dt_shape sha
 /* In backward: let d(in i) share an array instead of filling the one allocated (x + y passes dy on
  * as it is). */
 void dt_op_share_din(dt_op_call *c, int i, const dt_array *a);
+/* dt_matmul_run (array/dt_matmul.h), counted. */
+struct dt_matmul_args;
+DT_NODISCARD dt_status dt_op_multiply(dt_op_call *c, const struct dt_matmul_args *args);
 /* My coordinates on the op's mesh; global range [lo, hi) of dim d of operand i. */
 const int *dt_op_coord(const dt_op_call *c);
 void dt_op_range(const dt_op_call *c, int i, int d, int64_t *lo_out, int64_t *hi_out);

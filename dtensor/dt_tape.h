@@ -10,12 +10,28 @@
 
 #include "dtensor/dt_tensor.h"
 
+/* What ops did on this rank, added up by the tapes that are given one. */
+typedef struct dt_tally {
+    /* Of matrix products: 2 m n k each; attention in full, whatever its mask hides. Where several
+     * ranks do the same, an equal share, so that the sum over ranks is what one rank would do. */
+    double flops;
+    double flops_again; /* besides: in recomputes, by several ranks alike, twice in attention */
+    /* Look at every result for what is not finite. Slow, for finding mistakes. */
+    bool watch;
+    bool bad_backward;  /* it was a gradient */
+    int64_t seen;       /* results looked at */
+    int64_t bad_at;     /* which of them was the first that is not finite, from 1; 0: none */
+    int64_t bad_sample; /* its microbatch: dt_tape_options.first_sample */
+    char bad[320];      /* op, module, source line, element */
+} dt_tally;
+
 typedef struct dt_tape_options {
     bool no_grad;
     bool no_dropout;      /* evaluation: dropout passes its input on */
     uint64_t seed;        /* of dropout */
     int64_t step;         /* of dropout */
     int64_t first_sample; /* global batch index of the first sample (dim 0) of this microbatch */
+    dt_tally *tally;      /* NULL: nothing is counted; must outlive the tape's use */
 } dt_tape_options;
 
 /* dt_tape_create - a tape for tensors of a mesh and its slices and views. Errors: DT_ERR_NOMEM. */

@@ -109,6 +109,9 @@ dti_node *dti_append(dt_tape *t, const char *name, int nin, dt_tensor *const *in
                      dt_tensor *const *out, dti_backward backward);
 /* Fail the tape with the thread's trace and say which op it was; gives the failed tensor. */
 dt_tensor *dti_fail(dt_tape *t, dt_status st, const char *op, int nin, dt_tensor *const *in);
+
+/* tally.c: after an op's function, for the tape's tally. */
+void dti_tally(dt_op_call *c, bool back);
 /* The same for any place: "where in path: what: <status>", then the reason, "to mend: ..." where
  * the trace has it, and the place in the library that found it, each on its own line. */
 dt_status dti_fail_at(dt_tape *t, dt_status st, const char *where, const char *path,

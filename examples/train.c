@@ -28,7 +28,8 @@ static dt_status evaluate(const train_config *c, train_session *s, train_report 
 static dt_status loop(const train_config *c, train_session *s, train_report *r)
 {
     DT_TRY(train_report_open(c, s, r));
-    train_result result = {.param_grad_norm = c->log_params ? r->grad_norm : NULL};
+    const bool norms = c->log_params || c->log_layers > 0;
+    train_result result = {.param_grad_norm = norms ? r->grad_norm : NULL};
     while (s->step < c->steps) {
         double eval_loss = 0;
         bool evaluated = false;

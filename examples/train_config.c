@@ -126,6 +126,11 @@ static const dt_option table[] = {
     TEXT("log.json", NULL, "file for one JSON object a step"),
     SWITCH("log.params", "false", "norms of every gradient and weight in log.json"),
     TEXT("log.plot", NULL, "SVG file for the loss curve"),
+    TEXT("log.tensorboard", NULL, "folder for TensorBoard's event files"),
+    COUNT0("log.layers", "0",
+           "steps between tables of the gradient's norm in every layer; 0: none"),
+    NUMBER("log.spike", "6",
+           "tell of losses so many standard deviations above the mean of the last 128; 0: not"),
     TEXT("log.trace", NULL, "file for rank 0's trace events (Chrome trace JSON)"),
     NUMBER("log.peak_flops", "0",
            "FLOP/s of one rank's share of the machine, 0: measured; mfu = tokens/s x FLOP/token / "
@@ -279,6 +284,9 @@ static dt_status fill(const dt_options *o, train_config *c)
     c->log_params = dt_options_bool(o, "log.params");
     c->log_plot = dt_options_string(o, "log.plot");
     c->log_trace = dt_options_string(o, "log.trace");
+    c->log_tensorboard = dt_options_string(o, "log.tensorboard");
+    c->log_spike = dt_options_float(o, "log.spike");
+    c->log_layers = dt_options_int(o, "log.layers");
     c->peak_flops = dt_options_float(o, "log.peak_flops");
     DT_TRY(check_adamw(&c->adamw));
     return check_together(c);

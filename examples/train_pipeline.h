@@ -1,4 +1,4 @@
-/* examples/train_pipeline.h - what train_session.c, train_data.c and train_pipeline.c share. */
+/* examples/train_pipeline.h - what the files of a training run share. */
 #pragma once
 
 #include "examples/train_session.h"
@@ -31,6 +31,20 @@ dt_status train_count_valid(train_session *s, train_place at, int64_t *valid_out
 int64_t train_next_position(const train_session *s, train_place at);
 /* Where an evaluation begins. */
 train_place train_eval_place(const train_session *s);
+
+/* ---- train_session.c ---- */
+
+/* All microbatches of a batch: its loss and the targets that count. Collective. */
+dt_status train_passes(train_session *s, train_place at, bool no_grad, double *loss,
+                       int64_t *valid);
+/* r->grad_norm, and r->param_grad_norm where it is wanted. Collective. */
+dt_status train_gradient_norm(train_session *s, train_result *r);
+
+/* ---- train_watch.c ---- */
+
+/* Says why the step's loss or gradients are not finite, by doing it once more and looking at every
+ * result. Collective; always fails, on all ranks alike. */
+dt_status train_find_bad(train_session *s, const train_result *r);
 
 /* ---- train_pipeline.c ---- */
 

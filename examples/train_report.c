@@ -74,6 +74,8 @@ static dt_status try_all(const train_config *c)
         DT_TRY(try_folder("model.save", c->model_save));
     if (c->offload_dir)
         DT_TRY(try_folder("offload.dir", c->offload_dir));
+    if (c->log_tensorboard)
+        DT_TRY(try_folder("log.tensorboard", c->log_tensorboard));
     return DT_OK;
 }
 
@@ -90,6 +92,7 @@ dt_status train_report_open(const train_config *c, train_session *s, train_repor
     DT_TRY(dt_world_agree_sync(s->world, r->writes && c->log_json
                                              ? dt_metrics_log_open(c->log_json, false, &r->json)
                                              : DT_OK));
+    DT_TRY(dt_world_agree_sync(s->world, r->writes ? train_watch_open(c, &r->watch) : DT_OK));
     r->flops = (dt_flops){s->matmul_params, s->facts.layers, s->facts.heads, s->facts.head_dim,
                           c->seq_len};
     DT_TRY(dt_peak_flops_sync(dt_world_comm(s->world), c->peak_flops, &r->peak_flops));
@@ -112,6 +115,7 @@ dt_status train_report_open(const train_config *c, train_session *s, train_repor
 void train_report_close(train_report *r)
 {
     dt_metrics_log_close(&r->json);
+    train_watch_close(&r->watch);
     free(r->loss);
     free(r->step);
     free(r->grad_norm);
@@ -124,6 +128,19 @@ void train_report_skip(train_report *r, double since_s)
 }
 
 /* ---- a step ---- */
+
+/* FLOPs that ran in the first step, beside those of the formula. Collective. */
+static dt_status count_flops(const train_session *s, train_report *r, int64_t tokens)
+{
+    double ran[2] = {s->tally.flops, s->tally.flops_again};
+    DT_TRY(dt_all_reduce_f64_sync(dt_world_comm(s->world), ran, 2, DT_REDUCE_SUM));
+    r->hardware = ran[0] > 0 ? (ran[0] + ran[1]) / ran[0] : 1;
+    if (r->writes)
+        (void)printf("FLOP/token: %.6g by the formula, %.6g counted, %.6g with what ran twice\n",
+                     dt_flops_per_token(&r->flops), ran[0] / (double)tokens,
+                     (ran[0] + ran[1]) / (double)tokens);
+    return DT_OK;
+}
 
 /* The rank that needed most memory, and norms of weights after the update. Collective. */
 static dt_status measure(const train_config *c, train_session *s, train_report *r,
@@ -203,16 +220,21 @@ dt_status train_report_step(const train_config *c, train_session *s, const train
                     .comm_bytes = dt_world_counts(s->world).total_bytes,
                     .left_s = dt_metrics_left(s->step, c->steps, now_s - r->started_s)};
     DT_TRY(measure(c, s, r, &m.memory_peak_bytes));
+    if (r->hardware <= 0)
+        DT_TRY(count_flops(s, r, result->tokens));
     m.tokens_per_s = (double)r->window_tokens / (window_s > 0 ? window_s : 1);
     const double rate = dt_flops_per_token(&r->flops) * m.tokens_per_s;
     if (c->peak_flops <= 0 && rate > r->peak_flops) /* it was measured while others were busy */
         r->peak_flops = rate;
     m.mfu = dt_flops_mfu(&r->flops, m.tokens_per_s, r->peak_flops);
+    m.hfu = m.mfu * r->hardware;
     r->step[r->points] = (double)s->step;
     r->loss[r->points++] = result->loss;
-    const dt_status st = r->json ? write_json(c, s, r, &m) : DT_OK;
+    dt_status st = r->json ? write_json(c, s, r, &m) : DT_OK;
     if (r->writes)
         print_step(c, &m, result->skipped ? s->scaler.scale : 0, r);
+    if (r->writes && st == DT_OK)
+        st = train_watch_step(c, s, &m, r->grad_norm, &r->watch);
     DT_TRY(dt_world_agree_sync(s->world, st)); /* a full disk ends all ranks */
     return DT_OK;
 }

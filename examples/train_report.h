@@ -2,8 +2,7 @@
  * curve, the trace. Rank 0 writes; all functions but _close are collective. */
 #pragma once
 
-#include "examples/train_session.h"
-#include "metrics/dt_metrics.h"
+#include "examples/train_watch.h"
 
 typedef struct train_report {
     bool writes;
@@ -12,6 +11,8 @@ typedef struct train_report {
     double peak_flops;
     double started_s, window_s; /* window: since the last line, evaluations left out */
     int64_t window_tokens, tokens;
+    double hardware; /* FLOPs that run for one that the model needs; 0: not counted yet */
+    train_watch watch;
     double *loss, *step; /* the curve */
     int64_t points;
     double *grad_norm, *norm; /* one a parameter, with log.params */

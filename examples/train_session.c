@@ -178,7 +178,8 @@ static dt_status forward(train_session *s, train_place at, int64_t lo, int64_t h
                                      .no_dropout = no_grad,
                                      .seed = s->config->seed,
                                      .step = s->step,
-                                     .first_sample = lo};
+                                     .first_sample = lo,
+                                     .tally = &s->tally};
     dt_tape_reset(s->tape, &options);
     DT_TRY(train_session_read(s, at, lo, hi, m));
     const dt_values in = {.n = m->documents ? 4 : 2,
@@ -225,8 +226,7 @@ static dt_status passes(train_session *s, train_place at, bool no_grad, double *
     return DT_OK;
 }
 
-static dt_status all_passes(train_session *s, train_place at, bool no_grad, double *loss,
-                            int64_t *valid)
+dt_status train_passes(train_session *s, train_place at, bool no_grad, double *loss, int64_t *valid)
 {
     DT_TRY(train_count_valid(s, at, valid));
     for (int i = 0; i < nparts(s); i++)
@@ -237,7 +237,7 @@ static dt_status all_passes(train_session *s, train_place at, bool no_grad, doub
     return DT_OK;
 }
 
-static dt_status gradient_norm(train_session *s, train_result *r)
+dt_status train_gradient_norm(train_session *s, train_result *r)
 {
     const int n = s->nparams;
     dt_comm *all = dt_world_comm(s->world);
@@ -266,15 +266,15 @@ static dt_status undo_scale(train_session *s, train_result *r, double *factor, b
 dt_status train_session_step(train_session *s, train_result *r)
 {
     const train_config *c = s->config;
-    DT_TRY(all_passes(s, (train_place){s->data, s->position}, false, &r->loss, &r->valid));
+    s->tally = (dt_tally){0};
+    DT_TRY(train_passes(s, (train_place){s->data, s->position}, false, &r->loss, &r->valid));
     if (!s->pipe) /* which brings them home itself */
         DT_TRY(dt_module_reduce_grads(s->model));
-    DT_TRY(gradient_norm(s, r));
+    DT_TRY(train_gradient_norm(s, r));
     if (s->inspect)
         DT_TRY(s->inspect(s, s->inspect_arg));
-    DT_REQUIRE(isfinite(r->loss) && (isfinite(r->grad_norm) || c->param_dtype == DT_F16),
-               DT_ERR_STATE, "step %lld: loss %g, gradient norm %g; nothing was updated",
-               (long long)s->step + 1, r->loss, r->grad_norm);
+    if (!isfinite(r->loss) || (!isfinite(r->grad_norm) && c->param_dtype != DT_F16))
+        return train_find_bad(s, r);
     double unscale = 1;
     bool apply = true;
     DT_TRY(undo_scale(s, r, &unscale, &apply));
@@ -292,7 +292,7 @@ dt_status train_session_step(train_session *s, train_result *r)
 dt_status train_session_loss(train_session *s, int64_t position, double *loss_out)
 {
     int64_t valid = 0;
-    DT_TRY(all_passes(s, (train_place){s->data, position}, true, loss_out, &valid));
+    DT_TRY(train_passes(s, (train_place){s->data, position}, true, loss_out, &valid));
     return DT_OK;
 }
 
@@ -302,7 +302,7 @@ dt_status train_session_eval(train_session *s, double *loss_out)
     double sum = 0, loss = 0;
     int64_t all = 0, valid = 0;
     for (int64_t i = 0; i < s->config->eval_steps; i++) {
-        DT_TRY(all_passes(s, at, true, &loss, &valid));
+        DT_TRY(train_passes(s, at, true, &loss, &valid));
         sum += loss * (double)valid;
         all += valid;
         at.position = train_next_position(s, at);

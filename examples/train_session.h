@@ -28,6 +28,7 @@ typedef struct train_session {
     dt_store *store; /* where they rest that are offloaded; NULL: all is in memory */
     dt_dataset *data, *eval_data; /* eval_data NULL: the end of data */
     dt_tape *tape;
+    dt_tally tally; /* of the last step, on this rank */
     dt_scaler scaler;       /* of the loss, with parameters in f16; else the scale stays 1 */
     int64_t step;           /* finished ones */
     int64_t position;       /* token where the next batch starts */

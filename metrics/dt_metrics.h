@@ -17,6 +17,7 @@ typedef struct dt_metrics {
     int64_t tokens; /* seen since training began, this step included */
     double tokens_per_s;
     double mfu;                /* below 1; 0: not known, left out of the line */
+    double hfu;                /* the same of all products that ran, recomputed ones too */
     int64_t memory_peak_bytes; /* of the rank that needed most */
     int64_t comm_bytes;        /* payload of one rank in this step */
     bool evaluated;            /* eval_loss was computed after this step */
@@ -47,10 +48,10 @@ const char *dt_metrics_count(double count, char buf[DT_METRICS_TEXT]);
 
 /* ---- JSON lines ---- */
 
-/* A file with one object a step: step, loss, grad_norm, lr, tokens, tokens_per_s, mfu (0 .. 1),
- * memory_peak_bytes, comm_bytes; after an evaluation eval_loss; with parameters also params: {name:
- * {grad_norm, norm}}. 17 digits, so that numbers read back to the same bits; what is not finite is
- * null. One rank writes. */
+/* A file with one object a step: step, loss, grad_norm, lr, tokens, tokens_per_s, mfu and hfu (0 ..
+ * 1), memory_peak_bytes, comm_bytes; after an evaluation eval_loss; with parameters also params:
+ * {name: {grad_norm, norm}}. 17 digits, so that numbers read back to the same bits; what is not
+ * finite is null. One rank writes. */
 typedef struct dt_metrics_log dt_metrics_log;
 
 /* append: keep what is there (a resumed run). Errors: DT_ERR_IO. */
@@ -86,6 +87,31 @@ const char *dt_flops_print(const dt_flops *flops, double peak_flops, char *buf, 
  *                   of 25 ms of f32 products
  * Collective: comm, two scalar all-reduces.   Blocks: yes, about 0.2 s when measuring. */
 DT_NODISCARD dt_status dt_peak_flops_sync(dt_comm *comm, double per_rank, double *peak_out);
+
+/* ---- spikes ---- */
+
+/* The last values of a series; all-zero is a good start. */
+enum { DT_SPIKE_WINDOW = 128, DT_SPIKE_LEAST = 16 };
+typedef struct dt_spike {
+    int64_t n;
+    double value[DT_SPIKE_WINDOW];
+} dt_spike;
+
+/* How many standard deviations `value` is above the mean of the last DT_SPIKE_WINDOW before it; it
+ * then is one of them. 0 while there are fewer than DT_SPIKE_LEAST. */
+double dt_spike_score(dt_spike *spike, double value);
+
+/* ---- TensorBoard ---- */
+
+/* An event file of TensorBoard: scalars by tag and step. One rank writes. */
+typedef struct dt_events dt_events;
+
+/* A new file in a folder, which is made if it is not there. Errors: DT_ERR_IO. */
+DT_NODISCARD dt_status dt_events_open(const char *folder, dt_events **events_out);
+/* n values of a step, written and flushed. Tags of at most 200 bytes. Errors: DT_ERR_IO. */
+DT_NODISCARD dt_status dt_events_scalars(dt_events *events, int64_t step, int n,
+                                         const char *const *tags, const double *values);
+void dt_events_close(dt_events **events); /* accepts NULL inside */
 
 /* ---- memory ---- */
 

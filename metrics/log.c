@@ -58,11 +58,12 @@ static json_t *pack_params(int n, const dt_param_metrics *params)
 
 static json_t *pack_step(const dt_metrics *m)
 {
-    return json_pack("{s:I, s:o, s:o, s:o, s:I, s:o, s:o, s:I, s:I}", "step", (json_int_t)m->step,
-                     "loss", number(m->loss), "grad_norm", number(m->grad_norm), "lr",
-                     number(m->lr), "tokens", (json_int_t)m->tokens, "tokens_per_s",
-                     number(m->tokens_per_s), "mfu", number(m->mfu), "memory_peak_bytes",
-                     (json_int_t)m->memory_peak_bytes, "comm_bytes", (json_int_t)m->comm_bytes);
+    return json_pack("{s:I, s:o, s:o, s:o, s:I, s:o, s:o, s:o, s:I, s:I}", "step",
+                     (json_int_t)m->step, "loss", number(m->loss), "grad_norm",
+                     number(m->grad_norm), "lr", number(m->lr), "tokens", (json_int_t)m->tokens,
+                     "tokens_per_s", number(m->tokens_per_s), "mfu", number(m->mfu), "hfu",
+                     number(m->hfu), "memory_peak_bytes", (json_int_t)m->memory_peak_bytes,
+                     "comm_bytes", (json_int_t)m->comm_bytes);
 }
 
 dt_status dt_metrics_log_step(dt_metrics_log *log, const dt_metrics *m, int nparams,

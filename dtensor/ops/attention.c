@@ -167,6 +167,12 @@ static dt_status arguments(dt_op_call *c, dt_attention_args *out)
     return DT_OK;
 }
 
+/* Of a query and a key. */
+static double pairs(const dt_attention_args *a)
+{
+    return (double)a->batch * (double)a->heads * (double)a->queries * (double)a->keys;
+}
+
 static dt_status forward(dt_op_call *c)
 {
     const dt_shape s = c->in[Q].shape;
@@ -174,6 +180,7 @@ static dt_status forward(dt_op_call *c)
     DT_TRY(dt_op_extra(c, 0, c->in[Q].dtype, DT_SHAPE(s.dim[0], s.dim[1], s.dim[2])));
     DT_TRY(arguments(c, &a));
     dti_nn(c)->attention(&a);
+    c->flops = 2 * pairs(&a) * (double)(a.dim + a.vdim); /* q k^T, p v */
     return DT_OK;
 }
 
@@ -191,6 +198,8 @@ static dt_status backward(dt_op_call *c)
     a.dk = wanted(c, K);
     a.dv = wanted(c, V);
     dti_nn(c)->attention_backward(&a);
+    c->flops = 4 * pairs(&a) * (double)(a.dim + a.vdim);
+    c->flops_again = 2 * pairs(&a) * (double)a.dim; /* q k^T */
     return DT_OK;
 }
 

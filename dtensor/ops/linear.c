@@ -47,18 +47,18 @@ static dt_status forward(dt_op_call *c)
     const bool bias = c->in[2].storage != NULL;
     if (bias)
         repeat_bias(c, s, &c->in[2], &c->out[0]);
-    DT_TRY(dt_matmul_run(&(dt_matmul_args){.dtype = c->in[0].dtype,
-                                           .dtype_c = c->out[0].dtype,
-                                           .trans_b = !is_in_out(c),
-                                           .batch = 1,
-                                           .m = s.rows,
-                                           .n = s.n,
-                                           .k = s.k,
-                                           .a = dt_array_data(&c->in[0]),
-                                           .b = dt_array_data(&c->in[1]),
-                                           .c = dt_array_data(&c->out[0]),
-                                           .alpha = 1,
-                                           .beta = bias}));
+    DT_TRY(dt_op_multiply(c, &(dt_matmul_args){.dtype = c->in[0].dtype,
+                                               .dtype_c = c->out[0].dtype,
+                                               .trans_b = !is_in_out(c),
+                                               .batch = 1,
+                                               .m = s.rows,
+                                               .n = s.n,
+                                               .k = s.k,
+                                               .a = dt_array_data(&c->in[0]),
+                                               .b = dt_array_data(&c->in[1]),
+                                               .c = dt_array_data(&c->out[0]),
+                                               .alpha = 1,
+                                               .beta = bias}));
     return DT_OK;
 }
 
@@ -66,17 +66,17 @@ static dt_status input_gradient(dt_op_call *c)
 {
     const dt_array *dy = &c->dout[0], *w = &c->in[1];
     const sizes s = sizes_of(c, c->din[0].shape, w->shape);
-    DT_TRY(dt_matmul_run(&(dt_matmul_args){.dtype = dy->dtype,
-                                           .dtype_c = c->din[0].dtype,
-                                           .trans_b = is_in_out(c),
-                                           .batch = 1,
-                                           .m = s.rows,
-                                           .n = s.k,
-                                           .k = s.n,
-                                           .a = dt_array_data(dy),
-                                           .b = dt_array_data(w),
-                                           .c = dt_array_data(&c->din[0]),
-                                           .alpha = 1}));
+    DT_TRY(dt_op_multiply(c, &(dt_matmul_args){.dtype = dy->dtype,
+                                               .dtype_c = c->din[0].dtype,
+                                               .trans_b = is_in_out(c),
+                                               .batch = 1,
+                                               .m = s.rows,
+                                               .n = s.k,
+                                               .k = s.n,
+                                               .a = dt_array_data(dy),
+                                               .b = dt_array_data(w),
+                                               .c = dt_array_data(&c->din[0]),
+                                               .alpha = 1}));
     return DT_OK;
 }
 
@@ -85,17 +85,17 @@ static dt_status weight_gradient(dt_op_call *c)
     const dt_array *dy = &c->dout[0], *x = &c->in[0];
     const sizes s = sizes_of(c, x->shape, c->din[1].shape);
     const bool in_out = is_in_out(c);
-    DT_TRY(dt_matmul_run(&(dt_matmul_args){.dtype = dy->dtype,
-                                           .dtype_c = c->din[1].dtype,
-                                           .trans_a = true,
-                                           .batch = 1,
-                                           .m = in_out ? s.k : s.n,
-                                           .n = in_out ? s.n : s.k,
-                                           .k = s.rows,
-                                           .a = dt_array_data(in_out ? x : dy),
-                                           .b = dt_array_data(in_out ? dy : x),
-                                           .c = dt_array_data(&c->din[1]),
-                                           .alpha = 1}));
+    DT_TRY(dt_op_multiply(c, &(dt_matmul_args){.dtype = dy->dtype,
+                                               .dtype_c = c->din[1].dtype,
+                                               .trans_a = true,
+                                               .batch = 1,
+                                               .m = in_out ? s.k : s.n,
+                                               .n = in_out ? s.n : s.k,
+                                               .k = s.rows,
+                                               .a = dt_array_data(in_out ? x : dy),
+                                               .b = dt_array_data(in_out ? dy : x),
+                                               .c = dt_array_data(&c->din[1]),
+                                               .alpha = 1}));
     return DT_OK;
 }
 

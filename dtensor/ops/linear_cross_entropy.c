@@ -76,19 +76,19 @@ static dt_status product(const pass *p, bool trans_a, const void *a, const void 
     const bool by_rows = !trans_a && !trans_b;
     const int64_t at = by_rows ? p->first * n * (int64_t)dt_dtype_size(c->dtype) : 0;
     char *out = dt_array_data(c);
-    return dt_matmul_run(&(dt_matmul_args){.dtype = p->dtype,
-                                           .dtype_c = c->dtype,
-                                           .trans_a = trans_a,
-                                           .trans_b = trans_b,
-                                           .batch = 1,
-                                           .m = m,
-                                           .n = n,
-                                           .k = inner,
-                                           .a = a,
-                                           .b = b,
-                                           .c = out ? out + at : NULL,
-                                           .alpha = 1,
-                                           .beta = trans_a && p->first > 0 ? 1 : 0});
+    return dt_op_multiply(p->c, &(dt_matmul_args){.dtype = p->dtype,
+                                                  .dtype_c = c->dtype,
+                                                  .trans_a = trans_a,
+                                                  .trans_b = trans_b,
+                                                  .batch = 1,
+                                                  .m = m,
+                                                  .n = n,
+                                                  .k = inner,
+                                                  .a = a,
+                                                  .b = b,
+                                                  .c = out ? out + at : NULL,
+                                                  .alpha = 1,
+                                                  .beta = trans_a && p->first > 0 ? 1 : 0});
 }
 
 /* The loss of the chunk's logits, its arrays cut to the rows at hand. */

@@ -132,20 +132,20 @@ static dt_status times_weight(const job *j, span a, const dt_array *w, bool back
                               double beta)
 {
     const int64_t k = back ? outputs(j, w) : inputs(j, w), n = back ? inputs(j, w) : outputs(j, w);
-    return dt_matmul_run(&(dt_matmul_args){.dtype = w->dtype,
-                                           .dtype_c = w->dtype,
-                                           .trans_b = back == j->in_out,
-                                           .batch = j->g.batch,
-                                           .m = m,
-                                           .n = n,
-                                           .k = k,
-                                           .a = row(a.array, a.at, k),
-                                           .b = dt_array_data(w),
-                                           .c = row(c.array, c.at, n),
-                                           .stride_a = a.rows * k,
-                                           .stride_c = c.rows * n,
-                                           .alpha = 1,
-                                           .beta = beta});
+    return dt_op_multiply(j->c, &(dt_matmul_args){.dtype = w->dtype,
+                                                  .dtype_c = w->dtype,
+                                                  .trans_b = back == j->in_out,
+                                                  .batch = j->g.batch,
+                                                  .m = m,
+                                                  .n = n,
+                                                  .k = k,
+                                                  .a = row(a.array, a.at, k),
+                                                  .b = dt_array_data(w),
+                                                  .c = row(c.array, c.at, n),
+                                                  .stride_a = a.rows * k,
+                                                  .stride_c = c.rows * n,
+                                                  .alpha = 1,
+                                                  .beta = beta});
 }
 
 /* dw += dy^T x (or x^T dy), sequence by sequence. */
@@ -155,18 +155,18 @@ static dt_status add_weight_gradient(const job *j, span x, span dy, dt_array *dw
     for (int64_t b = 0; b < j->g.batch; b++) {
         const void *xb = row(x.array, b * x.rows + x.at, k),
                    *yb = row(dy.array, b * dy.rows + dy.at, n);
-        DT_TRY(dt_matmul_run(&(dt_matmul_args){.dtype = dw->dtype,
-                                               .dtype_c = dw->dtype,
-                                               .trans_a = true,
-                                               .batch = 1,
-                                               .m = j->in_out ? k : n,
-                                               .n = j->in_out ? n : k,
-                                               .k = rows,
-                                               .a = j->in_out ? xb : yb,
-                                               .b = j->in_out ? yb : xb,
-                                               .c = dt_array_data(dw),
-                                               .alpha = 1,
-                                               .beta = 1}));
+        DT_TRY(dt_op_multiply(j->c, &(dt_matmul_args){.dtype = dw->dtype,
+                                                      .dtype_c = dw->dtype,
+                                                      .trans_a = true,
+                                                      .batch = 1,
+                                                      .m = j->in_out ? k : n,
+                                                      .n = j->in_out ? n : k,
+                                                      .k = rows,
+                                                      .a = j->in_out ? xb : yb,
+                                                      .b = j->in_out ? yb : xb,
+                                                      .c = dt_array_data(dw),
+                                                      .alpha = 1,
+                                                      .beta = 1}));
     }
     return DT_OK;
 }

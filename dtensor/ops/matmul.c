@@ -22,8 +22,8 @@ static int64_t outer_step(const dt_array *x, int ndim, int64_t outer)
 /* z = op(x) op(y), op being ^T where asked. Of the three arrays at most one lacks leading dims: the
  * dims it has are the inner batch, which one call of the product does; the outer ones repeat it, or
  * are summed over if it is z. */
-static dt_status multiply(const dt_array *x, bool trans_x, const dt_array *y, bool trans_y,
-                          dt_array *z)
+static dt_status multiply(dt_op_call *c, const dt_array *x, bool trans_x, const dt_array *y,
+                          bool trans_y, dt_array *z)
 {
     const dt_array *const all[3] = {x, y, z};
     const int rows = z->shape.ndim - 2, inner_of_x = x->shape.ndim - (trans_x ? 2 : 1);
@@ -57,22 +57,22 @@ static dt_status multiply(const dt_array *x, bool trans_x, const dt_array *y, bo
         args.b = (const char *)dt_array_data(y) + o * step_y * bytes;
         args.c = (char *)dt_array_data(z) + o * step_z * bytes;
         args.beta = o > 0 && step_z == 0;
-        DT_TRY(dt_matmul_run(&args));
+        DT_TRY(dt_op_multiply(c, &args));
     }
     return DT_OK;
 }
 
 static dt_status forward(dt_op_call *c)
 {
-    return multiply(&c->in[0], false, &c->in[1], false, &c->out[0]);
+    return multiply(c, &c->in[0], false, &c->in[1], false, &c->out[0]);
 }
 
 static dt_status backward(dt_op_call *c)
 {
     if (c->need & 1)
-        DT_TRY(multiply(&c->dout[0], false, &c->in[1], true, &c->din[0]));
+        DT_TRY(multiply(c, &c->dout[0], false, &c->in[1], true, &c->din[0]));
     if (c->need & 2)
-        DT_TRY(multiply(&c->in[0], true, &c->dout[0], false, &c->din[1]));
+        DT_TRY(multiply(c, &c->in[0], true, &c->dout[0], false, &c->din[1]));
     return DT_OK;
 }
 

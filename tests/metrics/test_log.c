@@ -31,6 +31,7 @@ static const dt_metrics sample = {.step = 12,
                                   .tokens = 24576,
                                   .tokens_per_s = 12345,
                                   .mfu = 0.0412,
+                                  .hfu = 0.0523,
                                   .memory_peak_bytes = 119900000,
                                   .comm_bytes = 3200000,
                                   .left_s = 42};
@@ -153,7 +154,7 @@ START_TEST(test_log)
     ck_ok(dt_metrics_log_open(path, false, &log));
     ck_ok(dt_metrics_log_step(log, &m, 2, params));
     json_t *line = read_line(0); /* flushed: the file is still open */
-    ck_assert_uint_eq(json_object_size(line), 10);
+    ck_assert_uint_eq(json_object_size(line), 11);
     ck_assert_int_eq(json_integer_value(json_object_get(line, "step")), 12);
     ck_assert_int_eq(json_integer_value(json_object_get(line, "tokens")), 24576);
     ck_assert(json_integer_value(json_object_get(line, "memory_peak_bytes")) ==
@@ -164,6 +165,7 @@ START_TEST(test_log)
     check_number(line, "lr", m.lr);
     check_number(line, "tokens_per_s", m.tokens_per_s);
     check_number(line, "mfu", m.mfu);
+    check_number(line, "hfu", m.hfu);
     const json_t *all = json_object_get(line, "params");
     ck_assert_uint_eq(json_object_size(all), 2);
     check_number(json_object_get(all, params[0].name), "grad_norm", 1.0 / 3);

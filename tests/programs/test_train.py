@@ -62,7 +62,7 @@ suite.equal(re.findall(r"^step (\d)/6 ", out, re.M), ["1", "2", "4", "6"], "line
 suite.check("\r" not in out and "\033" not in out, "no live line where there is no terminal")
 names = None
 for step in first:
-    suite.equal(set(step), {"step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "mfu", "memory_peak_bytes",
+    suite.equal(set(step), {"step", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "mfu", "hfu", "memory_peak_bytes",
                             "comm_bytes", "params"}, "fields")
     suite.equal((step["tokens"], step["lr"], step["comm_bytes"]), (step["step"] * 80, 0.01, 0), "exact fields")
     measured = [step[key] for key in ["memory_peak_bytes", "tokens_per_s", "mfu"]]

@@ -1,0 +1,110 @@
+/* dtensor/tally.c - what ops did: FLOPs of their matrix products, and, where asked, the first of
+ * their results that is not finite. See dt_tally in dtensor/dt_tape.h. */
+#include "dtensor/tape_internal.h"
+
+#include "array/dt_matmul.h"
+
+#include <stdio.h>
+#include <string.h>
+
+dt_status dt_op_multiply(dt_op_call *c, const dt_matmul_args *args)
+{
+    c->flops += 2.0 * (double)args->batch * (double)args->m * (double)args->n * (double)args->k;
+    return dt_matmul_run(args);
+}
+
+/* Ranks that do exactly what this one does: those of axes on which everything is R. */
+static double alike(const dt_op_call *c)
+{
+    const dt_grid *grid = c->out_layout[0]->grid;
+    double ranks = 1;
+    for (int axis = 0; axis < grid->naxes; axis++) {
+        bool same = true;
+        for (int i = 0; i < c->nin; i++)
+            same = same &&
+                   (!c->in_layout[i] || dt_layout_at(c->in_layout[i], axis).kind == DT_REPLICATE);
+        for (int j = 0; j < c->nout; j++)
+            same = same && dt_layout_at(c->out_layout[j], axis).kind == DT_REPLICATE;
+        ranks *= same ? grid->size[axis] : 1;
+    }
+    return ranks;
+}
+
+/* ---- what is not finite ---- */
+
+static bool is_bad(const dt_array *a, int64_t i)
+{
+    const void *data = dt_array_data(a);
+    uint64_t bits = 0, mask = 0;
+    if (a->dtype == DT_F64) {
+        bits = ((const uint64_t *)data)[i];
+        mask = UINT64_C(0x7FF0000000000000);
+    } else if (a->dtype == DT_F32) {
+        bits = ((const uint32_t *)data)[i];
+        mask = 0x7F800000;
+    } else if (a->dtype == DT_BF16 || a->dtype == DT_F16) {
+        bits = ((const uint16_t *)data)[i];
+        mask = a->dtype == DT_BF16 ? 0x7F80 : 0x7C00;
+    }
+    return mask != 0 &&
+           (bits & mask) == mask; /* all bits of the exponent: infinite, or no number */
+}
+
+static int64_t first_bad(const dt_array *a)
+{
+    const int64_t n = a->storage ? dt_array_count(a) : 0;
+    for (int64_t i = 0; i < n; i++)
+        if (is_bad(a, i))
+            return i;
+    return -1;
+}
+
+static void note(dt_tally *y, const dt_op_call *c, const char *what, int i, const dt_array *a,
+                 int64_t at)
+{
+    char shape[DT_SHAPE_TEXT];
+    y->bad_at = y->seen;
+    y->bad_sample = dt_tape_get_options(c->tape)->first_sample;
+    (void)snprintf(y->bad, sizeof y->bad,
+                   "%s %d of %s in '%s' (%s): element %lld of this rank's %s", what, i, c->op->name,
+                   c->path ? c->path : "", c->where ? c->where : "", (long long)at,
+                   dt_shape_print(a->shape, shape, sizeof shape));
+}
+
+/* The first result since the watch began; or the operand that it was bad in already, which no op
+ * has made: a parameter, or what came from elsewhere. */
+static void look(dt_tally *y, const dt_op_call *c, bool back)
+{
+    const dt_array *result = back ? c->din : c->out;
+    const int n = back ? c->nin : c->nout;
+    for (int j = 0; j < n; j++) {
+        y->seen++;
+        const int64_t at = y->bad_at || (back && !(c->need >> j & 1)) ? -1 : first_bad(&result[j]);
+        if (at < 0)
+            continue;
+        note(y, c, back ? "the gradient of operand" : "result", j, &result[j], at);
+        y->bad_backward = back;
+        for (int i = 0; i < c->nin; i++) {
+            const int64_t before = back ? -1 : first_bad(&c->in[i]);
+            if (before >= 0) {
+                note(y, c, "operand", i, &c->in[i], before);
+                return;
+            }
+        }
+    }
+}
+
+void dti_tally(dt_op_call *c, bool back)
+{
+    dt_tally *y = c->tape->options.tally;
+    if (!y)
+        return;
+    const bool again = !back && dt_tape_origin(c->tape) != c->tape;
+    if (c->flops > 0) {
+        const double mine = again ? 0 : c->flops / alike(c);
+        y->flops += mine;
+        y->flops_again += c->flops - mine + c->flops_again;
+    }
+    if (y->watch)
+        look(y, c, back);
+}
