@@ -262,7 +262,7 @@ for way in ["one", "threads"]:
 # ---- sample ----
 saved = suite.path("good")
 for name, arguments, word in [("no folder", [], "which model"), ("no such folder", [suite.path("none")], "none"),
-                              ("unknown key", [saved, "--token=3"], "'tokens'"),
+                              ("unknown key", [saved, "--tokns=3"], "'tokens'"),
                               ("empty prompt", [saved, "--prompt="], "prompt"),
                               ("another vocabulary", [os.path.join(GOLDEN, "llama_tiny")], "256"),
                               ("zero tokens", [saved, "--tokens=0"], "tokens")]:
