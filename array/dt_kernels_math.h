@@ -38,7 +38,8 @@ typedef struct dt_product_args {
 } dt_product_args;
 
 typedef struct dt_math_kernels {
-    /* out [outer, inner] = x [outer, inner] + y [inner], and times. out may be x. */
+    /* out [outer, inner] = x [outer, inner] + y [inner], and times. out may be x. These three, and
+     * sum, also take bf16 and f16: computed in f32 (sum: f64), rounded once. */
     void (*add)(dt_dtype dtype, int64_t outer, int64_t inner, const void *x, const void *y,
                 void *out);
     void (*mul)(dt_dtype dtype, int64_t outer, int64_t inner, const void *x, const void *y,

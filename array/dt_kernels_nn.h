@@ -83,6 +83,7 @@ typedef struct dt_nn_kernels {
     void (*norm_dx)(const dt_norm_args *a, void *dx);
     void (*norm_dw)(const dt_norm_args *a, void *dw, void *db); /* db may be NULL */
 
+    /* These four also take bf16 and f16: computed in f32, rounded once. */
     void (*activation)(dt_dtype dtype, dt_activation kind, int64_t n, const void *x, void *y);
     void (*activation_dx)(dt_dtype dtype, dt_activation kind, int64_t n, const void *x,
                           const void *dy, void *dx);

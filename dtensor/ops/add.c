@@ -45,6 +45,7 @@ const dt_op dt_op_add = {.name = "add",
                          .nout = 1,
                          .rule = "...+...->...",
                          .linear = 3,
+                         .handles_half = true,
                          .forward = forward,
                          .backward = backward};
 

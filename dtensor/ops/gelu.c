@@ -33,6 +33,7 @@ const dt_op dt_op_gelu = {.name = "gelu",
                           .attr_bytes = sizeof(dt_activation),
                           .forward = forward,
                           .backward = backward,
+                          .handles_half = true,
                           .saves = {DT_SAVE_IN(0)}};
 
 dt_tensor *(dt_gelu)(dt_tape *t, dt_tensor *x, dt_gelu_kind kind)

@@ -99,25 +99,12 @@ static dt_status weight_gradient(dt_op_call *c)
     return DT_OK;
 }
 
-/* 16-bit gradients are summed as f32 numbers and rounded once. */
-static dt_status bias_gradient(dt_op_call *c)
+static void bias_gradient(dt_op_call *c)
 {
     const dt_array *dy = &c->dout[0];
     dt_array *db = &c->din[2];
-    const bool half = dy->dtype == DT_BF16 || dy->dtype == DT_F16;
     const int64_t n = dt_array_count(db), rows = n ? dt_array_count(dy) / n : 0;
-    if (half) {
-        dt_array *wide_dy, *wide_db;
-        DT_TRY(dt_op_scratch(c, DT_F32, dy->shape, &wide_dy));
-        DT_TRY(dt_op_scratch(c, DT_F32, db->shape, &wide_db));
-        dt_array_cast(wide_dy, dy);
-        dy = wide_dy;
-        db = wide_db;
-    }
     dti_math(c)->sum(dy->dtype, 1, rows, n, dt_array_data(dy), dt_array_data(db));
-    if (half)
-        dt_array_cast(&c->din[2], db);
-    return DT_OK;
 }
 
 static dt_status backward(dt_op_call *c)
@@ -127,7 +114,7 @@ static dt_status backward(dt_op_call *c)
     if (c->need & 2)
         DT_TRY(weight_gradient(c));
     if (c->need & 4)
-        DT_TRY(bias_gradient(c));
+        bias_gradient(c);
     return DT_OK;
 }
 

@@ -27,6 +27,7 @@ const dt_op dt_op_silu = {.name = "silu",
                           .nout = 1,
                           .forward = forward,
                           .backward = backward,
+                          .handles_half = true,
                           .saves = {DT_SAVE_IN(0)}};
 
 dt_tensor *(dt_silu)(dt_tape *t, dt_tensor *x)

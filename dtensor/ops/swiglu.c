@@ -43,6 +43,7 @@ const dt_op dt_op_swiglu = {.name = "swiglu",
                             .nout = 1,
                             .forward = forward,
                             .backward = backward,
+                            .handles_half = true,
                             .saves = {DT_SAVE_IN(0) | DT_SAVE_IN(1), DT_SAVE_IN(0)}};
 
 dt_tensor *(dt_swiglu)(dt_tape *t, dt_tensor *gate, dt_tensor *up)
