@@ -16,7 +16,7 @@ typedef struct dt_norm_args {
     double eps;
     bool centred;
     const void *x, *w, *b; /* w, b [n]; b may be NULL */
-    double *stats;         /* [rows, 2]: mean and inv, written by norm_stats */
+    double *stats;         /* [rows, 2]: mean and inv; all but norm_dw, which reads them, write */
     const void *dy;
 } dt_norm_args;
 

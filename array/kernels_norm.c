@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-enum { COLUMNS = 64 }; /* of dw at once: their sums stay in the first cache */
+enum { COLUMNS = 1024 }; /* of dw at once: their sums stay in the first cache */
 
 typedef struct norm_job {
     const dt_norm_args *a;

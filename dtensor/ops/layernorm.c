@@ -26,7 +26,6 @@ static dt_status arguments(dt_op_call *c, dt_norm_args *out)
                           .x = dt_array_data(x),
                           .w = dt_array_data(&c->in[1]),
                           .stats = dt_array_data(stats)};
-    dti_nn(c)->norm_stats(out);
     return DT_OK;
 }
 
@@ -46,6 +45,8 @@ static dt_status backward(dt_op_call *c)
     a.dy = dt_array_data(&c->dout[0]);
     if (c->need & 1u)
         dti_nn(c)->norm_dx(&a, dt_array_data(&c->din[0]));
+    else
+        dti_nn(c)->norm_stats(&a);
     if (c->need & 6u)
         dti_nn(c)->norm_dw(&a, c->need & 2u ? dt_array_data(&c->din[1]) : NULL,
                            c->need & 4u ? dt_array_data(&c->din[2]) : NULL);
