@@ -5,7 +5,8 @@
  *
  * Useful FLOP: per token 6 for each parameter that a product uses, and 6 * hidden * seq a layer for
  * attention, which is causal: half the square. The table has the time by op, forward
- * ("op") and backward ("grad"), then memory against the sum of its parts. */
+ * ("op") and backward ("grad"), then memory against the sum of its parts; with more than 20 steps it
+ * fails where memory grows. */
 #include "array/dt_kernels.h"
 #include "bench/limits.h"
 #include "fsdp/dt_fsdp.h"
@@ -16,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct shape {
     const char *name;
@@ -168,7 +170,7 @@ typedef struct line {
     int calls;
 } line;
 
-enum { LINES = 128, DEPTH = 32 };
+enum { LINES = 128, DEPTH = 32, SETTLED = 20 };
 
 static line *line_of(line *lines, int *n, const dt_trace_event *e)
 {
@@ -250,6 +252,41 @@ static void print_memory(const bench *b)
     (void)printf("; sum of the parts' peaks %.1f MB\n", 1e-6 * (double)sum);
 }
 
+/* ---- growth ---- */
+
+/* What must be the same after every step. */
+typedef struct usage {
+    int64_t live_bytes, reserved_bytes, resident_bytes;
+} usage;
+
+static usage usage_now(const bench *b)
+{
+    const dt_heap_stats s = dt_heap_get_stats(dt_mesh_heap(b->mesh));
+    usage u = {s.live_total, s.reserved, 0};
+    long long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    if (f) {
+        if (fscanf(f, "%*s %lld", &pages) == 1)
+            u.resident_bytes = pages * sysconf(_SC_PAGESIZE);
+        (void)fclose(f);
+    }
+    return u;
+}
+
+/* Few steps may fill caches. Errors: DT_ERR_STATE. */
+static dt_status check_growth(const bench *b, usage early)
+{
+    const usage now = usage_now(b);
+    (void)printf("after %d steps: live %+lld, reserved %+lld, resident %+lld bytes since step %d\n",
+                 b->steps, (long long)(now.live_bytes - early.live_bytes),
+                 (long long)(now.reserved_bytes - early.reserved_bytes),
+                 (long long)(now.resident_bytes - early.resident_bytes), SETTLED);
+    DT_REQUIRE(now.live_bytes == early.live_bytes && now.reserved_bytes == early.reserved_bytes &&
+                   now.resident_bytes < early.resident_bytes + (1 << 20),
+               DT_ERR_STATE, "memory grows from step to step");
+    return DT_OK;
+}
+
 static double useful_flops(const bench *b)
 {
     const shape *s = b->s;
@@ -265,8 +302,12 @@ static dt_status body(dt_world *world, void *arg)
     DT_TRY(set_up(b, world));
     dt_world_set_trace(world, b->trace);
     b->best_s = 1e30;
+    usage early = {0};
     for (int i = 0; i <= b->steps; i++) { /* the first one warms up */
-        DT_TRY(limits_probe(&b->limit));
+        if (i < SETTLED)
+            DT_TRY(limits_probe(&b->limit));
+        if (i == SETTLED)
+            early = usage_now(b);
         dt_trace_clear(b->trace);
         dt_heap_reset_peaks(dt_mesh_heap(b->mesh));
         const double start_s = limits_now_s();
@@ -280,6 +321,8 @@ static dt_status body(dt_world *world, void *arg)
             print_memory(b);
         }
     }
+    if (b->steps > SETTLED)
+        DT_TRY(check_growth(b, early));
     dt_world_set_trace(world, NULL);
     const double rate = useful_flops(b) / b->best_s;
     (void)printf(
