@@ -4,9 +4,9 @@
  *     build/bench/train_step gpt2-124m [f32|bf16] [threads=2] [steps=5]
  *
  * Useful FLOP: per token 6 for each parameter that a product uses, and 6 * hidden * seq a layer for
- * attention, which is causal: half the square. The table has the time by op, forward
- * ("op") and backward ("grad"), then memory against the sum of its parts; with more than 20 steps it
- * fails where memory grows. */
+ * attention, which is causal: half the square. The table has the time by op, forward ("op") and
+ * backward ("grad"), then memory against the sum of its parts; with more than 20 steps it fails
+ * where memory grows. */
 #include "array/dt_kernels.h"
 #include "bench/limits.h"
 #include "fsdp/dt_fsdp.h"

@@ -6,7 +6,7 @@
  * The gradients come in forward, while the chunk's logits exist, for a loss whose gradient is 1;
  * backward scales them. What stays is dx and dw, which are there in the end anyway; at most
  * chunk * V logits live at once. Of bf16 and f16 operands the logits, losses and gradients are f32;
- * for its products dz is rounded while it is a probability, before 1 / valid makes it small.
+ * for its products dz is rounded, in f16 before 1 / valid makes it too small for that.
  * Rule: linear "...k,nk->...n" without a split k, then cross-entropy: tokens sharded: loss P, dw
  * P; w S(0): loss R, dx P (each rank has its columns' share), and the loss's gradient must be R
  * there.
@@ -142,7 +142,7 @@ static dt_status forward(dt_op_call *c)
               .k = w->shape.dim[1],
               .chunk = attr->chunk < tokens ? attr->chunk : tokens,
               .dtype = x->dtype,
-              .factor = is_half(x) ? 1 : mean_factor(c),
+              .factor = x->dtype == DT_F16 ? 1 : mean_factor(c),
               .a = {.dtype = is_half(x) ? DT_F32 : x->dtype,
                     .n = w->shape.dim[0],
                     .ignore = attr->ignore}};
@@ -174,11 +174,10 @@ static dt_status backward(dt_op_call *c)
     for (int i = X; i <= W; i++) {
         if (!(c->need >> i & 1))
             continue;
-        const bool half = is_half(&c->din[i]);
-        const double factor = half ? dy * mean_factor(c) : dy;
+        const double factor = c->din[i].dtype == DT_F16 ? dy * mean_factor(c) : dy;
         if (factor != 1)
             dt_array_scale(&c->extra[i], factor); /* nobody reads it again */
-        if (half) {
+        if (is_half(&c->din[i])) {
             dt_array_cast(&c->din[i], &c->extra[i]);
             continue;
         }
