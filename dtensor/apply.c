@@ -260,7 +260,7 @@ static dt_status compute(dti_call *k, const dti_rule *rule, dt_tensor *const *in
     /* A loss that wants gradients may compute them in forward: it looks at c->need. */
     for (int i = 0; i < k->c.nin && records; i++)
         k->c.need |= in[i] && in[i]->requires_grad && !(op->no_grad_in >> i & 1) ? 1u << i : 0;
-    if (dt_mesh_device(k->mesh).kind != DT_META) {
+    if (dt_mesh_device(k->mesh).kind != DT_META || op->communicates) {
         DT_TRY(op->forward(&k->c));
         dti_tally(&k->c, false);
     }
@@ -288,6 +288,7 @@ static dt_status run(dti_call *k, const dti_rule *rule, dt_tensor *const *in, dt
     dt_dtype dtype = DT_F32;
     dti_kept_result *kept = NULL;
     DT_TRY(dti_result_dtype(op, k->c.attr, k->c.nin, in, &dtype));
+    k->c.dtype = dtype;
     if (op->keep)
         DT_TRY(dti_take(t, op->name, rule->out[0], &kept));
     if (kept)

@@ -35,7 +35,16 @@ static dt_status widened(const dt_op *op, const dt_array *a, dt_array *out)
     return DT_OK;
 }
 
-/* All outputs' gradients in one placement: P wherever one of them is P. */
+/* The axes on which a layout is R. */
+static uint8_t replicated(const dt_layout *layout)
+{
+    uint8_t axes = 0;
+    for (int a = 0; a < layout->grid->naxes; a++)
+        axes |= (uint8_t)((dt_layout_at(layout, a).kind == DT_REPLICATE) << a);
+    return axes;
+}
+
+/* All outputs' gradients in one placement where the outputs are R: P wherever one of them is. */
 static dt_status unify_outputs(dti_node *n, const dt_layout **dy)
 {
     uint8_t partial = 0;
@@ -50,7 +59,7 @@ static dt_status unify_outputs(dti_node *n, const dt_layout **dy)
                    "%s: output %s has gradient %s; the dual of P is R", n->name,
                    dt_layout_print(n->out[j]->layout, a, sizeof a),
                    dt_layout_print(g->layout, b, sizeof b));
-        DT_TRY(dti_make_partial(g, partial, DT_TAG_GRADIENT));
+        DT_TRY(dti_make_partial(g, partial & replicated(n->out[j]->layout), DT_TAG_GRADIENT));
         *dy = g->layout;
     }
     return DT_OK;
@@ -130,7 +139,7 @@ static dt_status op_backward(back_call *k, dti_node *n)
     dt_trace *trace = dt_world_trace(world);
     if (trace)
         dt_trace_record(trace, "grad", n->name, DT_TRACE_BEGIN, 0, 0);
-    if (dt_mesh_device(k->call.mesh).kind != DT_META) {
+    if (dt_mesh_device(k->call.mesh).kind != DT_META || n->op->communicates) {
         DT_TRY(n->op->backward(&k->call.c));
         dti_tally(&k->call.c, true);
     }
@@ -145,6 +154,7 @@ dt_status dti_op_backward(dt_tape *t, dti_node *n, uint32_t need)
     back_call k;
     dti_call_begin(&k.call, t, n->op, n->attr, n->nin, n->nout);
     k.call.c.need = need;
+    k.call.c.dtype = n->out[0]->local.dtype;
     k.call.c.path = n->path;
     k.call.c.where = n->where;
     k.call.mesh = dt_layout_mesh(n->rule->out[0]);

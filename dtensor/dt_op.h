@@ -15,7 +15,7 @@
  * Everything else is here once: legality, output layouts and shapes, allocation, R -> P of terms,
  * half precision (local arrays reach the functions as f32, unless .handles_half), recording,
  * gradients' layouts, errors with their cheapest fix, DT_EXPLAIN. On meta the functions are not
- * called. Rules: dtensor/dt_rule.h. */
+ * called, unless .communicates. Rules: dtensor/dt_rule.h. */
 #pragma once
 
 #include "dtensor/dt_rule.h"
@@ -39,6 +39,7 @@ typedef struct dt_op_call {
     dt_array out[DT_OP_MAX_OUT];
     dt_array extra[DT_OP_MAX_EXTRA];            /* made by forward with dt_op_extra, for backward */
     uint32_t need;                              /* backward: bit i: d(in i) is wanted */
+    dt_dtype dtype;                             /* of the results as stored, maybe 16 bits */
     /* backward; storage NULL where no gradient reached that output */
     dt_array dout[DT_OP_MAX_OUT];
     const dt_layout *dout_layout[DT_OP_MAX_OUT];
@@ -64,6 +65,8 @@ typedef struct dt_op {
     bool any_dtype;      /* false: the operands with gradients are floats, of one type */
     uint32_t saves[DT_OP_MAX_IN];         /* what d(in i) needs: DT_SAVE_IN(j) | DT_SAVE_OUT(j) */
     bool handles_half;                    /* functions take bf16 and f16 arrays as they are */
+    /* functions issue collectives, so they are called on meta too, where arrays have no data */
+    bool communicates;
     /* NULL: dtype of operand 0's (first float) */
     dt_dtype (*out_dtype)(const void *attr, dt_dtype in0);
     /* one output, dear to compute: a selective recompute keeps it, with the extras */

@@ -125,6 +125,8 @@ static const dt_option table[] = {
     COUNT("log.every", "10", "steps between lines"),
     TEXT("log.json", NULL, "file for one JSON object a step"),
     SWITCH("log.params", "false", "norms of every gradient and weight in log.json"),
+    SWITCH("log.plan", "false",
+           "print every module's placements and collectives, with bytes, before step 1"),
     TEXT("log.plot", NULL, "SVG file for the loss curve"),
     TEXT("log.tensorboard", NULL, "folder for TensorBoard's event files"),
     COUNT0("log.layers", "0",
@@ -282,6 +284,7 @@ static dt_status fill(const dt_options *o, train_config *c)
     c->log_every = dt_options_int(o, "log.every");
     c->log_json = dt_options_string(o, "log.json");
     c->log_params = dt_options_bool(o, "log.params");
+    c->log_plan = dt_options_bool(o, "log.plan");
     c->log_plot = dt_options_string(o, "log.plot");
     c->log_trace = dt_options_string(o, "log.trace");
     c->log_tensorboard = dt_options_string(o, "log.tensorboard");

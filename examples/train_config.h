@@ -48,7 +48,7 @@ typedef struct train_config {
     const char *log_json, *log_plot, *log_trace, *log_tensorboard; /* NULL: none */
     double log_spike;   /* 0: not watched */
     int64_t log_layers; /* 0: never */
-    bool log_params;
+    bool log_params, log_plan;
     double peak_flops; /* of the machine for one rank; 0: measured */
 } train_config;
 

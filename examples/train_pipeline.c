@@ -41,19 +41,19 @@ static dt_status make_schedule(const train_config *c, dt_pp_schedule **out)
     return DT_OK;
 }
 
-dt_status train_pipeline_cut(train_session *s, const char *tp, const char *batch_layout)
+dt_status train_pipeline_cut(train_session *s, const char *tp)
 {
     const train_config *c = s->config;
-    char boundary[80], axes[32];
+    char axes[32];
     (void)snprintf(axes, sizeof axes, "%s", tp);
     for (char *comma = axes; (comma = strchr(comma, ','));)
         *comma = '>';
-    (void)snprintf(boundary, sizeof boundary, "%s%s%s", batch_layout, c->sp ? ", S(1)@" : "",
-                   c->sp ? axes : "");
+    (void)snprintf(s->boundary, sizeof s->boundary, "%s%s%s", train_batch_layout,
+                   c->sp ? ", S(1)@" : "", c->sp ? axes : "");
     const dt_pipeline_options options = {.chain = dt_model_chain(&s->facts),
                                          .split = c->pp_split,
                                          .hidden = s->facts.hidden,
-                                         .boundary = boundary,
+                                         .boundary = s->boundary,
                                          .max_unsharded =
                                              c->reshard_after_forward || c->reshard_size ? 0 : 2};
     dt_pp_schedule *schedule = NULL;

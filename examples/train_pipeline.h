@@ -34,6 +34,9 @@ train_place train_eval_place(const train_session *s);
 
 /* ---- train_session.c ---- */
 
+/* The model, meshes and stages of a run, with every layout; no weights yet. A session with config
+ * and world, else zero, to destroy whatever happens. Collective. */
+dt_status train_session_lay_out(train_session *s, dt_device device);
 /* All microbatches of a batch: its loss and the targets that count. Collective. */
 dt_status train_passes(train_session *s, train_place at, bool no_grad, double *loss,
                        int64_t *valid);
@@ -52,7 +55,7 @@ dt_status train_find_bad(train_session *s, const train_result *r);
 int64_t train_microbatch(const train_config *c);
 
 /* Cut the model into stages; s->model becomes those of this rank. tp: names of its axes. */
-dt_status train_pipeline_cut(train_session *s, const char *tp, const char *batch_layout);
+dt_status train_pipeline_cut(train_session *s, const char *tp);
 /* All microbatches; adds this rank's terms of the loss. */
 dt_status train_pipeline_passes(train_session *s, train_place at, bool no_grad, double *loss);
 /* Of n samples, on every rank. */

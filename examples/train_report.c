@@ -108,6 +108,9 @@ dt_status train_report_open(const train_config *c, train_session *s, train_repor
                      (long long)s->elements, dt_mesh_print(s->whole, mesh, sizeof mesh),
                      dt_flops_print(&r->flops, r->peak_flops, text, sizeof text));
     }
+    if (c->log_plan)
+        DT_TRY(dt_world_agree_sync(
+            s->world, r->writes ? train_plan_print(c, dt_world_size(s->world)) : DT_OK));
     r->started_s = r->window_s = train_report_now();
     return DT_OK;
 }

@@ -59,7 +59,7 @@ static void find_params(train_session *s)
 }
 
 /* The mesh, whose tp axis the model's heads may want as two, and the model's placements on it. */
-static dt_status lay_out(train_session *s)
+static dt_status parallelize(train_session *s, dt_device device)
 {
     const train_config *c = s->config;
     const dt_tp_vocab vocab = c->loss_parallel ? DT_TP_VOCAB_SPLIT : DT_TP_VOCAB_GATHERED;
@@ -67,10 +67,10 @@ static dt_status lay_out(train_session *s)
     dt_mesh_options axes = {
         .axes = {{"pp", c->pp}, {"dp_replicate", c->dp_replicate}, {"dp_shard", c->dp_shard}}};
     DT_TRY(dt_tp_axes(s->facts.heads, s->facts.kv_heads, c->tp, &axes.axes[3], &tp));
-    DT_TRY(dt_mesh_create(s->world, (dt_device){DT_CPU, 0}, &axes, &s->whole));
+    DT_TRY(dt_mesh_create(s->world, device, &axes, &s->whole));
     s->mesh = s->whole;
     if (c->pp > 1)
-        DT_TRY(train_pipeline_cut(s, tp, train_batch_layout));
+        DT_TRY(train_pipeline_cut(s, tp));
     dt_tp_plan plan = dt_model_tp_plan(&s->facts, vocab, c->sp);
     plan.overlap = c->tp_overlap;
     plan.stage = plan.stage || c->pp > 1;
@@ -96,19 +96,17 @@ static dt_status shard(train_session *s, dt_module *m)
                                     .store = c->offload_params ? s->store : NULL};
     for (int i = 0; i < dt_model_nlayers(m); i++)
         DT_TRY(dt_fully_shard(dt_model_layer(m, i), s->mesh, "dp_shard", &policy));
-    DT_TRY(dt_fully_shard(m, s->mesh, "dp_shard", &policy));
-    return DT_OK;
+    return dt_fully_shard(m, s->mesh, "dp_shard", &policy);
 }
 
-static dt_status build(train_session *s)
+dt_status train_session_lay_out(train_session *s, dt_device device)
 {
     const train_config *c = s->config;
-    s->scaler = c->param_dtype == DT_F16 ? dt_scaler_start() : (dt_scaler){.scale = 1};
     DT_TRY(train_config_check_ranks(c, dt_world_size(s->world)));
     DT_TRY(dt_model_create(c->model_config, &s->model, &s->facts));
     DT_TRY(list_params(s));
-    DT_TRY(lay_out(s));
-    if (c->offload_dir)
+    DT_TRY(parallelize(s, device));
+    if (c->offload_dir && device.kind != DT_META)
         DT_TRY(dt_world_agree_sync(
             s->world, dt_store_create(dt_mesh_heap(s->mesh), c->offload_dir,
                                       dt_world_rank(s->world), &s->store)));
@@ -117,6 +115,14 @@ static dt_status build(train_session *s)
             dt_recompute(dt_model_layer(part(s, i), k), c->recompute);
         DT_TRY(shard(s, part(s, i)));
     }
+    return DT_OK;
+}
+
+static dt_status build(train_session *s)
+{
+    const train_config *c = s->config;
+    s->scaler = c->param_dtype == DT_F16 ? dt_scaler_start() : (dt_scaler){.scale = 1};
+    DT_TRY(train_session_lay_out(s, (dt_device){DT_CPU, 0}));
     DT_REQUIRE(c->seq_len <= s->facts.max_positions, DT_ERR_ARG,
                "train.seq_len=%lld is longer than the model's %lld positions",
                (long long)c->seq_len, (long long)s->facts.max_positions);

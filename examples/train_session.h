@@ -19,6 +19,7 @@ typedef struct train_session {
     /* whole: of all ranks; mesh: without the pipeline's axis, where this rank's tensors live */
     dt_mesh *whole, *mesh;
     dt_pipeline *pipe; /* NULL: one stage */
+    char boundary[80]; /* with pipe: how tensors between stages are placed */
     dt_module *model;  /* what this rank has of it */
     train_param *param;
     int nparams;
@@ -56,6 +57,10 @@ void train_session_destroy(train_session *s);
  * With parameters in f16 a step whose gradients overflow updates nothing and halves the loss scale.
  * Collective. Errors: DT_ERR_STATE when loss or gradients are not finite: nothing was updated. */
 dt_status train_session_step(train_session *s, train_result *result);
+
+/* log.plan: print the collectives of every module, for the first rank of each pipeline stage.
+ * nranks: of the world. */
+dt_status train_plan_print(const train_config *config, int nranks);
 
 /* The sums of n host values over the pipeline's ranks, of which all but one give zeros. */
 dt_status train_session_share(train_session *s, float *values, int64_t n);

@@ -82,7 +82,7 @@ static dt_values failed_values(dt_tape *t)
     return (dt_values){.n = 1, .value = {dt_tape_failed(t)}};
 }
 
-static dt_values transformed(dt_module *m, dt_tape *t, dt_values v, bool after)
+dt_values dti_transformed(dt_module *m, dt_tape *t, dt_values v, bool after)
 {
     for (int64_t k = 0; k < m->ntransforms; k++) {
         const dti_transform *h = &m->transform[after ? m->ntransforms - 1 - k : k];
@@ -139,9 +139,9 @@ static dt_values hooked_forward(dt_module *m, dt_tape *t, const dt_values *in, b
 dt_values dti_module_run(dt_module *m, dt_tape *t, const dt_values *in, bool marks)
 {
     dt_scope_begin(t);
-    const dt_values ready = transformed(m, t, *in, false);
+    const dt_values ready = dti_transformed(m, t, *in, false);
     dt_values out = hooked_forward(m, t, &ready, marks);
-    out = transformed(m, t, out, true);
+    out = dti_transformed(m, t, out, true);
     dt_scope_end(t, out.n, out.value);
     return out;
 }

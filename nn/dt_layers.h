@@ -21,11 +21,11 @@ typedef struct dt_linear_options {
 DT_NODISCARD dt_status dt_layer_linear(const dt_linear_options *options, dt_module **module_out);
 
 /* dt_layer_linear_overlap - from now on the layer communicates while it computes: a column-parallel
- * one takes its input S(1) on the axis and gathers it, a row-parallel one (`rows`) gives its output
- * S(1) on it. Layers of one module that share an input (q, k and v) gather it once. axis -1: no
+ * one takes its input S(1) on the axes and gathers it, a row-parallel one (`rows`) gives its output
+ * S(1) on them. Layers of one module that share an input (q, k and v) gather it once. naxes 0: no
  * more.
  * Cost: that of dt_gather_linear, dt_linear_scatter. */
-void dt_layer_linear_overlap(dt_module *linear, int axis, bool rows);
+void dt_layer_linear_overlap(dt_module *linear, int naxes, const uint8_t *axis, bool rows);
 
 /* weight [count, n]; takes ids [B, S] i32. */
 DT_NODISCARD dt_status dt_layer_embedding(int64_t count, int64_t n, double std,

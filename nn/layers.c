@@ -4,6 +4,7 @@
 #include "nn/nn_internal.h"
 
 #include <math.h>
+#include <string.h>
 
 static dt_values one(dt_tensor *x)
 {
@@ -38,55 +39,73 @@ dt_status dt_layer_group(dt_module **module_out)
 
 typedef struct linear_state {
     dt_linear_options options; /* first: what dt_module_state gives */
-    bool overlap, rows;
-    int axis;
+    dt_overlap_options overlap; /* no axes: none */
+    bool rows;
 } linear_state;
 
-void dt_layer_linear_overlap(dt_module *linear, int axis, bool rows)
+void dt_layer_linear_overlap(dt_module *linear, int naxes, const uint8_t *axis, bool rows)
 {
     linear_state *s = dt_module_state(linear);
-    s->overlap = axis >= 0;
-    s->axis = axis;
+    s->overlap = (dt_overlap_options){.naxes = naxes, .n = 1, .in_out = s->options.in_out};
+    memcpy(s->overlap.axis, axis, (size_t)naxes);
     s->rows = rows;
 }
 
+/* Does it gather its input, with nothing around it but hooks that look at its values? */
 static bool gathers(const dt_module *m)
 {
     const linear_state *s = m->state;
-    return s->overlap && !s->rows && m->nlifetimes == 0 && m->ntransforms == 0;
+    return s->overlap.naxes > 0 && !s->rows && m->nlifetimes == 0 &&
+           m->recompute == DT_RECOMPUTE_NONE;
+}
+
+static dt_tensor *through_hooks(dt_module *m, dt_tape *t, dt_tensor *x, bool after)
+{
+    dt_tape_enter(t, dt_module_path(m));
+    const dt_values v = dti_transformed(m, t, one(x), after);
+    dt_tape_leave(t);
+    return v.value[0];
+}
+
+/* One gather for all whose hooks left the common input as it is. */
+static void linears_together(dt_module *m, int n, dt_tape *t, dt_tensor *x, dt_tensor **out)
+{
+    dt_tensor *w[DT_OVERLAP_MOST], *b[DT_OVERLAP_MOST], *in[DT_OVERLAP_MOST];
+    dt_overlap_options o = ((linear_state *)m->child[0]->state)->overlap;
+    bool same = true;
+    for (int i = 0; i < n; i++) {
+        w[i] = weight(m->child[i], "weight");
+        b[i] = weight(m->child[i], "bias");
+        in[i] = through_hooks(m->child[i], t, x, false);
+        same = same && in[i] == in[0];
+    }
+    o.n = same ? n : 1;
+    for (int i = 0; i < n; i += o.n)
+        dt_gather_linear(t, in[i], &o, &w[i], &b[i], &out[i]);
+    for (int i = 0; i < n; i++)
+        out[i] = through_hooks(m->child[i], t, out[i], true);
 }
 
 void dti_linears(dt_module *m, int n, dt_tape *t, dt_tensor *x, dt_tensor **out)
 {
-    bool together = true;
-    dt_tensor *w[DT_OVERLAP_MOST], *b[DT_OVERLAP_MOST];
+    bool together = n <= DT_OVERLAP_MOST;
     for (int i = 0; i < n; i++)
-        together = together && n <= DT_OVERLAP_MOST && gathers(m->child[i]);
-    for (int i = 0; i < n; i++) {
-        if (!together) {
-            out[i] = dt_module_call1(m->child[i], t, x);
-            continue;
-        }
-        w[i] = weight(m->child[i], "weight");
-        b[i] = weight(m->child[i], "bias");
-    }
-    if (together) {
-        const linear_state *s = m->child[0]->state;
-        const dt_overlap_options o = {s->axis, n, s->options.in_out};
-        dt_gather_linear(t, x, &o, w, b, out);
-    }
+        together = together && gathers(m->child[i]);
+    if (together)
+        linears_together(m, n, t, x, out);
+    for (int i = 0; i < n && !together; i++)
+        out[i] = dt_module_call1(m->child[i], t, x);
 }
 
 static dt_values linear_forward(dt_module *m, dt_tape *t, const dt_values *in)
 {
     const linear_state *s = dt_module_state(m);
     const dt_linear_options *o = &s->options;
-    const dt_overlap_options overlap = {s->axis, 1, o->in_out};
     dt_tensor *w = weight(m, "weight"), *b = weight(m, "bias"), *y = NULL;
-    if (s->overlap && s->rows)
-        return one(dt_linear_scatter(t, in->value[0], &overlap, w, b));
-    if (s->overlap) {
-        dt_gather_linear(t, in->value[0], &overlap, &w, &b, &y);
+    if (s->overlap.naxes > 0 && s->rows)
+        return one(dt_linear_scatter(t, in->value[0], &s->overlap, w, b));
+    if (s->overlap.naxes > 0) {
+        dt_gather_linear(t, in->value[0], &s->overlap, &w, &b, &y);
         return one(y);
     }
     return one(o->in_out ? dt_linear_in_out(t, in->value[0], w, b)

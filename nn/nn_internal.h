@@ -40,6 +40,8 @@ struct dt_module {
 dt_values dti_module_run(dt_module *m, dt_tape *t, const dt_values *in, bool marks);
 /* The same for a module with a policy: nothing of it stays but one node, between m's markers. */
 dt_values dti_module_run_recomputed(dt_module *m, dt_tape *t, const dt_values *in);
+/* What m's transform hooks make of its inputs, or outputs (`after`). */
+dt_values dti_transformed(dt_module *m, dt_tape *t, dt_values v, bool after);
 /* m's markers for backward: begin before its nodes, then end after them. No-ops without lifetime
  * hooks. */
 int dti_mark_begin(dt_module *m, dt_tape *t);

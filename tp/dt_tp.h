@@ -58,19 +58,18 @@ typedef struct dt_tp_plan {
  *
  * `overlap`, under sequence parallelism: linear layers communicate while they compute, in pieces
  * round a ring (dt_gather_linear, dt_linear_scatter). Columns gather their own input, so a BORDER's
- * `in` "R" does nothing: only linear layers may stand behind it. Same bytes, sent point to point.
- * Needs one axis, hence key/value heads that divide. */
+ * `in` "R" does nothing: only linear layers may stand behind it. Same bytes, sent point to point. */
 
 /* dt_parallelize_module - apply a plan to the modules below m; changes it in place.
  *   in   axes   "tp", or a nest "tp_kv,tp_rep" of the same ranks (dt_tp_axes)
- * Collective: with `overlap`, over the axis; else no.
+ * Collective: with `overlap`, over the axes; else no.
  * Cost: what dt_tp_print shows; for parameters none: they are not made yet.
  * Gradient: everything replicated over the axes whose gradient arises as P is reduced once a step
  * by dt_module_reduce_grads; nothing needs to be flagged.
  * Errors: DT_ERR_ARG for a pattern that matches nothing (lists near names), a module matched twice,
  * a style that the kind of module does not have, an unknown axis; DT_ERR_PLACEMENT for text that is
- * no placement, and a tied parameter placed in two ways; DT_ERR_UNSUPPORTED for an `overlap` that
- * lacks what it needs; then nothing was changed. At the call: DT_ERR_ARG when a list has more
+ * no placement, and a tied parameter placed in two ways; DT_ERR_ARG for `overlap` without
+ * `sequence`; then nothing was changed. At the call: DT_ERR_ARG when a list has more
  * entries than the module takes values. */
 DT_NODISCARD dt_status dt_parallelize_module(dt_module *m, dt_mesh *mesh, const char *axes,
                                              const dt_tp_plan *plan);
@@ -88,8 +87,7 @@ DT_NODISCARD dt_status dt_tp_axes(int64_t heads, int64_t kv_heads, int tp, dt_ax
 /* dt_tp_print - what a parallelized module will do, before anything runs: a line a module with its
  * parameters' and its tensors' placements, its collectives forward and backward and their bytes.
  * A line starting with "!" names an activation gradient that stays P past a block, that is, outside
- * of every module with an `in`: an f is missing there. The small all-reduces of a
- * vocabulary-parallel loss are part of an op that does not run on meta, and are not shown.
+ * of every module with an `in`: an f is missing there.
  *   in   m    materialized on a meta mesh (with a fake world: of any size); for nothing else
  *        in   the input's shapes and layouts, tensors of the same mesh
  * Errors: DT_ERR_ARG for a mesh that is not meta; whatever the module's ops refuse. */

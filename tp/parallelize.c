@@ -192,9 +192,9 @@ static const char *out_of(const dt_tp_rule *r)
 
 static dt_status check(job *j)
 {
-    DT_REQUIRE(!j->plan->overlap || (j->plan->sequence && j->axes.n == 1), DT_ERR_UNSUPPORTED,
-               "overlapped tensor parallelism needs sequence parallelism and one axis, that is, "
-               "key/value heads that divide by its size");
+    DT_REQUIRE(!j->plan->overlap || j->plan->sequence, DT_ERR_ARG,
+               "overlapped tensor parallelism moves pieces of the sequence: a plan with overlap "
+               "needs sequence=true; legal: both, or overlap=false");
     for (int i = 0; i < j->plan->nrules; i++) {
         const dt_tp_rule *r = &j->plan->rule[i];
         DT_TRY(match(j, r));
@@ -227,7 +227,8 @@ static dt_status apply(job *j)
         DT_TRY(place_params(j, e, false));
         const char *in = in_of(e->rule), *out = out_of(e->rule);
         if (j->plan->overlap && overlaps(e))
-            dt_layer_linear_overlap(e->m, j->axes.axis[0], e->rule->style == DT_TP_ROWWISE);
+            dt_layer_linear_overlap(e->m, j->axes.n, j->axes.axis,
+                                    e->rule->style == DT_TP_ROWWISE);
         if (j->plan->overlap && in && e->rule->style == DT_TP_BORDER && strcmp(in, "R") == 0)
             in = NULL; /* the products behind it gather what they need */
         const bool f = e->rule->style != DT_TP_SEQUENCE;
@@ -273,7 +274,7 @@ dt_status dt_parallelize_module(dt_module *m, dt_mesh *mesh, const char *axes,
         st = apply(&j);
     dt_comm *ring = NULL; /* made here, not in the first step */
     if (st == DT_OK && plan->overlap)
-        st = dt_mesh_comm(mesh, 1, j.axes.axis, DT_OVERLAP_CHANNEL, &ring);
+        st = dt_mesh_comm(mesh, j.axes.n, j.axes.axis, DT_OVERLAP_CHANNEL, &ring);
     free(j.entry);
     if (st != DT_OK)
         return dt_error_push(st, __FILE__, __LINE__, __func__);

@@ -98,18 +98,19 @@ static dt_status watch_all(report *r)
 
 /* ---- running ---- */
 
-/* Is it the module of a label "path", "path at file:line" or "path at file:line, backward"? */
+/* Is it the module of a label "path", "path at file:line", "path, what"? */
 static bool names(const char *label, const char *path)
 {
     const size_t length = strlen(path);
-    if (strncmp(label, path, length) != 0)
-        return false;
     const char *rest = label + length;
-    return !*rest || *rest == ',' || strncmp(rest, length ? " at " : "at ", length ? 4 : 3) == 0;
+    return length > 0 && strncmp(label, path, length) == 0 &&
+           (!*rest || *rest == ',' || strncmp(rest, " at ", 4) == 0);
 }
 
-/* Give the collectives recorded so far to the modules that their labels name. */
-static void tally_events(report *r, dt_trace *trace, bool backward)
+typedef enum phase { FORWARD, BACKWARD, GRADIENTS } phase;
+
+/* Give the collectives recorded so far to the modules that their labels name, else to the root. */
+static void tally_events(report *r, dt_trace *trace, phase now)
 {
     int64_t n = 0;
     const dt_trace_event *e = dt_trace_events(trace, &n);
@@ -121,11 +122,15 @@ static void tally_events(report *r, dt_trace *trace, bool backward)
             if (strncmp(e[k].name, dt_call_name((dt_call)call), length) != 0 ||
                 e[k].name[length] != ' ')
                 continue;
-            tally *to = &r->once;
-            for (int64_t i = 0; i < r->n; i++) {
-                if (names(e[k].name + length + 1, dt_module_path(r->line[i].m)))
-                    to = backward ? &r->line[i].backward : &r->line[i].forward;
+            line *l = &r->line[0];
+            bool named = false;
+            for (int64_t i = 1; i < r->n && !named; i++) {
+                named = names(e[k].name + length + 1, dt_module_path(r->line[i].m));
+                l = named ? &r->line[i] : l;
             }
+            tally *to = now == FORWARD               ? &l->forward
+                        : now == BACKWARD || named ? &l->backward
+                                                   : &r->once;
             to->calls[call]++;
             to->bytes[call] += e[k].bytes;
         }
@@ -165,11 +170,11 @@ static dt_status run(report *r, dt_module *m, dt_tape *t, dt_trace *trace, const
 {
     const dt_values out = dt_module_call(m, t, in);
     DT_TRY(dt_tape_status(t));
-    tally_events(r, trace, false);
+    tally_events(r, trace, FORWARD);
     DT_TRY(backward(t, &out));
-    tally_events(r, trace, true);
+    tally_events(r, trace, BACKWARD);
     DT_TRY(dt_module_reduce_grads(m));
-    tally_events(r, trace, true);
+    tally_events(r, trace, GRADIENTS);
     dt_module_clear_grads(m);
     return DT_OK;
 }

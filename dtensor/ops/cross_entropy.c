@@ -14,7 +14,7 @@
  * Source: Shoeybi et al. 2019, "Megatron-LM" (vocab-parallel cross-entropy). */
 #include "dtensor/ops/nn_internal.h"
 
-#include <string.h>
+#include <stdio.h>
 
 typedef struct attributes {
     int64_t ignore, valid;
@@ -65,7 +65,9 @@ static dt_status across(dt_op_call *c, const dt_layout *layout, int dim, dt_arra
     if (layout->nsplit[dim] == 0)
         return DT_OK;
     DT_TRY(dt_mesh_comm(dt_layout_mesh(layout), layout->nsplit[dim], layout->split[dim], 0, &comm));
-    DT_TRY(dt_all_reduce(comm, 1, &(dt_part){.in = x, .out = x}, how, c->op->name, &work));
+    char label[160];
+    (void)snprintf(label, sizeof label, "%s%s%s", c->path, *c->path ? ", " : "", c->op->name);
+    DT_TRY(dt_all_reduce(comm, 1, &(dt_part){.in = x, .out = x}, how, label, &work));
     DT_TRY(dt_work_wait(&work));
     return DT_OK;
 }
@@ -76,9 +78,12 @@ dt_status dti_loss_rows(dt_op_call *c, const dt_layout *layout, int dim, dt_loss
     a->max = dt_array_data(arrays->max);
     a->sum = dt_array_data(arrays->sum);
     a->hit = dt_array_data(arrays->hit);
-    dti_nn(c)->loss_max(a);
+    const dt_nn_kernels *kernels = dti_nn(c);
+    if (kernels)
+        kernels->loss_max(a);
     DT_TRY(across(c, layout, dim, arrays->max, DT_REDUCE_MAX));
-    dti_nn(c)->loss_sum_hit(a);
+    if (kernels)
+        kernels->loss_sum_hit(a);
     DT_TRY(across(c, layout, dim, arrays->sum, DT_REDUCE_SUM));
     DT_TRY(across(c, layout, dim, arrays->hit, DT_REDUCE_SUM));
     return DT_OK;
@@ -128,7 +133,7 @@ static dt_status forward(dt_op_call *c)
     DT_TRY(dt_op_extra(c, 1, a.dtype, DT_SHAPE(a.rows)));
     DT_TRY(dt_op_scratch(c, a.dtype, DT_SHAPE(a.rows), &hit));
     DT_TRY(dti_loss_rows(c, z, last, &a, &(dti_loss_arrays){&c->extra[0], &c->extra[1], hit}));
-    const double total = dti_nn(c)->loss_total(&a);
+    const double total = dti_nn(c) ? dti_nn(c)->loss_total(&a) : 0;
     dt_array_fill(&c->out[0], attr->valid ? total / (double)attr->valid : 0);
     return DT_OK;
 }
@@ -141,7 +146,8 @@ static dt_status backward(dt_op_call *c)
     DT_TRY(dti_loss_gradient(c, c->in_layout[0], c->in[0].shape.ndim - 1, &dy));
     a.max = dt_array_data(&c->extra[0]);
     a.sum = dt_array_data(&c->extra[1]);
-    dti_nn(c)->loss_dz(&a, attr->valid ? dy / (double)attr->valid : 0, dt_array_data(&c->din[0]));
+    if (dti_nn(c))
+        dti_nn(c)->loss_dz(&a, attr->valid ? dy / (double)attr->valid : 0, dt_array_data(&c->din[0]));
     return DT_OK;
 }
 
@@ -154,6 +160,7 @@ const dt_op dt_op_cross_entropy = {.name = "cross_entropy",
                                    .backward = backward,
                                    .no_grad_in = 1u << 1,
                                    .saves = {DT_SAVE_IN(0) | DT_SAVE_IN(1)},
+                                   .communicates = true,
                                    .out_dtype = dti_loss_dtype};
 
 dt_tensor *(dt_cross_entropy)(dt_tape *t, dt_tensor *logits, dt_tensor *targets,

@@ -21,17 +21,18 @@ dt_tensor *dt_linear(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *b);
  * Rule: "...k,kn+n->...n" and so on */
 dt_tensor *dt_linear_in_out(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *b);
 /* Linear layers that communicate while they compute (sequence parallelism); x is [B, S, k].
- * dt_gather_linear: n <= DT_OVERLAP_MOST products out[i] = x w[i]^T + b[i] of x S(1) on the axis,
- * gathered piece by piece; w[i], b[i] (entries may be NULL) split along outputs. x stays S(1) for
- * backward, which gathers it again.
- * dt_linear_scatter: y = x w^T + b, x and w split along k on the axis, y S(1) on it. The gradient
+ * dt_gather_linear: n <= DT_OVERLAP_MOST products out[i] = x w[i]^T + b[i] of x S(1) on the axes,
+ * gathered piece by piece; w[i], b[i] (entries may be NULL) split along outputs, or R, and then
+ * their gradients are P. x stays S(1) for backward, which gathers it again.
+ * dt_linear_scatter: y = x w^T + b, x and w split along k on the axes, y S(1) on them. The gradient
  * of b is P there.
  * Cost: what gathering x, or scattering y, costs, sent point to point round a ring on channel
  * DT_OVERLAP_CHANNEL. */
 enum { DT_OVERLAP_CHANNEL = 3, DT_OVERLAP_MOST = 3 };
 typedef struct dt_overlap_options {
-    int axis;    /* of the mesh */
-    int n;       /* dt_gather_linear: products */
+    int naxes; /* of the mesh, outermost first; together they are the ring */
+    uint8_t axis[DT_MAX_AXES];
+    int n;       /* products; 1 for dt_linear_scatter */
     bool in_out; /* weights as dt_linear_in_out's */
 } dt_overlap_options;
 void dt_gather_linear(dt_tape *t, dt_tensor *x, const dt_overlap_options *options,

@@ -56,7 +56,9 @@ dt_status dti_ids_check(dt_op_call *c, int i, int64_t limit, int64_t ignore, con
 {
     const dt_array *ids = &c->in[i];
     const int32_t *value = dt_array_data(ids);
-    int64_t at = dti_nn(c)->find_bad_id(dt_array_count(ids), value, limit, ignore);
+    int64_t at = dt_array_is_meta(ids)
+                     ? -1
+                     : dti_nn(c)->find_bad_id(dt_array_count(ids), value, limit, ignore);
     if (at < 0)
         return DT_OK;
     const int32_t bad = value[at];

@@ -76,6 +76,8 @@ static dt_status product(const pass *p, bool trans_a, const void *a, const void 
     const bool by_rows = !trans_a && !trans_b;
     const int64_t at = by_rows ? p->first * n * (int64_t)dt_dtype_size(c->dtype) : 0;
     char *out = dt_array_data(c);
+    if (dt_array_is_meta(c))
+        return DT_OK;
     return dt_op_multiply(p->c, &(dt_matmul_args){.dtype = p->dtype,
                                                   .dtype_c = c->dtype,
                                                   .trans_a = trans_a,
@@ -102,7 +104,7 @@ static dt_status chunk_loss(pass *p)
     for (int i = 0; i < 3; i++)
         dt_array_release(&rows[i]);
     DT_TRY(st);
-    p->total += dti_nn(p->c)->loss_total(&p->a);
+    p->total += dti_nn(p->c) ? dti_nn(p->c)->loss_total(&p->a) : 0;
     return DT_OK;
 }
 
@@ -115,13 +117,14 @@ static dt_status one_chunk(pass *p, int64_t first)
     const int32_t *targets = dt_array_data(&c->in[TARGETS]);
     x = x ? x + first * p->k * (int64_t)dt_dtype_size(p->dtype) : NULL;
     p->a.rows = tokens - first < p->chunk ? tokens - first : p->chunk;
-    p->a.targets = targets + first;
+    p->a.targets = targets ? targets + first : NULL;
     p->first = first;
     DT_TRY(product(p, false, x, w, true, p->logits));
     DT_TRY(chunk_loss(p));
     if (!(c->need & (1u << X | 1u << W)))
         return DT_OK;
-    dti_nn(c)->loss_dz(&p->a, p->factor, dt_array_data(p->logits));
+    if (dti_nn(c))
+        dti_nn(c)->loss_dz(&p->a, p->factor, dt_array_data(p->logits));
     if (p->dz != p->logits)
         dt_array_cast(p->dz, p->logits);
     const void *z = dt_array_data(p->dz);
@@ -197,6 +200,7 @@ const dt_op dt_op_linear_cross_entropy = {.name = "linear_cross_entropy",
                                           .backward = backward,
                                           .no_grad_in = 1u << TARGETS,
                                           .handles_half = true,
+                                          .communicates = true,
                                           .out_dtype = dti_loss_dtype};
 
 dt_tensor *(dt_linear_cross_entropy)(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *targets,

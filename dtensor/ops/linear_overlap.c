@@ -1,5 +1,5 @@
 /* dtensor/ops/linear_overlap.c - linear layers that communicate while they compute, for sequence
- * parallelism. t ranks of one axis, each with a piece of the sequence, S(1).
+ * parallelism. t ranks of an axis or a nest of axes, each with a piece of the sequence, S(1).
  *
  *     gather_linear    y_i = (all-gathered x) w_i^T + b_i   w_i and b_i split along outputs
  *     linear_scatter   y = reduce-scattered (x w^T) + b     x and w split along what is summed
@@ -13,7 +13,7 @@
  *                      backward   gather dy for dx = dy w and dw = dy^T x
  *
  * Bytes are those of the collectives, (t-1)/t of the whole each; sums are taken in the order of the
- * ring, which starts elsewhere for each piece. f64 or f32 inside.
+ * ring, which starts elsewhere for each piece. f64 or f32 inside; what is sent has the tensors' type.
  * Rule: that of linear on the gathered x; linear_scatter makes P on the axis S(1). b of
  * linear_scatter is added by the owner of a position, so its gradient is P.
  * Source: Wang et al. 2023, "Overlap communication with dependent computation via decomposition".
@@ -26,15 +26,13 @@ enum { MOST = DT_OVERLAP_MOST, X = 0 };
 #define W(i) (1 + 2 * (i))
 #define B(i) (2 + 2 * (i))
 
-typedef struct attributes {
-    int axis, n; /* n weights */
-    bool in_out; /* weights [k, n] */
-} attributes;
+/* The attributes are the options. */
+typedef dt_overlap_options attributes;
 
 static uint64_t key(const void *a)
 {
     const attributes *attr = a;
-    return (uint64_t)attr->axis << 16 | (uint64_t)attr->n << 1 | (uint64_t)attr->in_out;
+    return dti_hash((uint64_t)attr->n << 1 | attr->in_out, attr->axis, (size_t)attr->naxes);
 }
 
 /* ---- rules ---- */
@@ -52,26 +50,45 @@ static dt_status infer_linear(const dt_rule *r, const dt_layout *x, int i, dt_ru
     return dt_rule_letters(one, attr->in_out ? spec[ndim - 2] : "...k,nk+n->...n", NULL);
 }
 
-static bool is_split(const dt_layout *x, int axis, int dim)
+/* Is x S(1) on all axes of the ring, innermost and in their order? Then it becomes R on them. */
+static bool gather_axes(const attributes *attr, dt_layout *x)
 {
-    const dt_placement at = dt_layout_at(x, axis);
-    return at.kind == DT_SHARD && at.dim == dim && dt_layout_depth(x, axis) == x->nsplit[dim] - 1;
+    const int outer = x->nsplit[1] - attr->naxes;
+    bool split = x->shape.ndim == 3 && outer >= 0;
+    for (int i = 0; split && i < attr->naxes; i++)
+        split = x->split[1][outer + i] == attr->axis[i];
+    for (int i = 0; i < attr->naxes; i++)
+        dt_layout_clear(x, attr->axis[i]);
+    return split;
 }
 
+static const char *first_axis(const dt_rule *r)
+{
+    return r->in[X]->grid->name[((const attributes *)r->attr)->axis[0]];
+}
+
+/* Weights that are R on an axis of the ring (key/value heads on tp_rep) get gradients P there. */
 static dt_status infer_gather(dt_rule *r)
 {
     const attributes *attr = r->attr;
     dt_layout x = *r->in[X];
-    DT_REQUIRE(x.shape.ndim == 3 && is_split(&x, attr->axis, 1), DT_ERR_PLACEMENT,
-               "%s: x must be [B, S, k], S(1) on %s, innermost", r->name, x.grid->name[attr->axis]);
-    dt_layout_clear(&x, attr->axis);
+    DT_REQUIRE(gather_axes(attr, &x), DT_ERR_PLACEMENT,
+               "%s: x must be [B, S, k], S(1) on %s and the other axes of the ring, innermost",
+               r->name, first_axis(r));
     for (int i = 0; i < attr->n; i++) {
         dt_rule one;
         DT_TRY(infer_linear(r, &x, i, &one));
-        DT_REQUIRE(dt_layout_at(&one.out[0], attr->axis).kind == DT_SHARD, DT_ERR_PLACEMENT,
-                   "%s: weights must be split along outputs on %s", r->name,
-                   x.grid->name[attr->axis]);
         r->out[i] = one.out[0];
+        for (int a = 0; a < attr->naxes; a++) {
+            const dt_placement at = dt_layout_at(&one.out[0], attr->axis[a]);
+            DT_REQUIRE(at.kind != DT_PARTIAL, DT_ERR_PLACEMENT,
+                       "%s: weights must be split along outputs on %s, or R", r->name,
+                       x.grid->name[attr->axis[a]]);
+            if (at.kind == DT_REPLICATE) {
+                r->summed[W(i)] |= (uint8_t)(1u << attr->axis[a]);
+                r->summed[B(i)] |= (uint8_t)(1u << attr->axis[a]);
+            }
+        }
     }
     return DT_OK;
 }
@@ -81,17 +98,19 @@ static dt_status infer_scatter(dt_rule *r)
     const attributes *attr = r->attr;
     dt_rule one;
     DT_TRY(infer_linear(r, r->in[X], 0, &one));
-    DT_REQUIRE(r->in[X]->shape.ndim == 3 &&
-                   dt_layout_at(&one.out[0], attr->axis).kind == DT_PARTIAL &&
-                   one.out[0].shape.ndim == 3,
-               DT_ERR_PLACEMENT, "%s: x [B, S, k] and w must be split along k on %s", r->name,
-               r->in[X]->grid->name[attr->axis]);
-    DT_REQUIRE(!r->in[B(0)] || dt_layout_at(r->in[B(0)], attr->axis).kind == DT_REPLICATE,
-               DT_ERR_PLACEMENT, "%s: the bias must be R on %s", r->name,
-               r->in[X]->grid->name[attr->axis]);
     r->out[0] = one.out[0];
-    dt_layout_clear(&r->out[0], attr->axis);
-    dt_layout_shard(&r->out[0], attr->axis, 1);
+    for (int a = 0; a < attr->naxes; a++) {
+        const int axis = attr->axis[a];
+        DT_REQUIRE(r->in[X]->shape.ndim == 3 && one.out[0].shape.ndim == 3 &&
+                       dt_layout_at(&one.out[0], axis).kind == DT_PARTIAL,
+                   DT_ERR_PLACEMENT, "%s: x [B, S, k] and w must be split along k on %s", r->name,
+                   r->in[X]->grid->name[axis]);
+        DT_REQUIRE(!r->in[B(0)] || dt_layout_at(r->in[B(0)], axis).kind == DT_REPLICATE,
+                   DT_ERR_PLACEMENT, "%s: the bias must be R on %s", r->name,
+                   r->in[X]->grid->name[axis]);
+        dt_layout_clear(&r->out[0], axis);
+        dt_layout_shard(&r->out[0], axis, 1);
+    }
     return DT_OK;
 }
 
@@ -175,7 +194,7 @@ static dt_status add_weight_gradient(const job *j, span x, span dy, dt_array *dw
 static void repeat_bias(const dt_op_call *c, const dt_array *b, dt_array *y)
 {
     const int64_t n = dt_array_count(b), rows = n ? dt_array_count(y) / n : 0;
-    if (rows == 0)
+    if (rows == 0 || dt_array_is_meta(y))
         return;
     dti_math(c)->strided(&(dt_strided_args){.elem_bytes = (int64_t)dt_dtype_size(y->dtype),
                                             .ndim = 2,
@@ -191,7 +210,7 @@ static dt_status start(dt_op_call *c, const dt_layout *whole, job *j)
     const attributes *attr = c->attr;
     *j = (job){.c = c, .in_out = attr->in_out, .n = attr->n};
     const dt_shape local = dt_mesh_local(whole, NULL);
-    return dti_ring_open(c, attr->axis, local.dim[0], local.dim[1], &j->g);
+    return dti_ring_open(c, attr, local.dim[0], local.dim[1], &j->g);
 }
 
 static span part(const job *j, const dt_array *whole, dti_piece p)
@@ -204,10 +223,21 @@ static span all(const dt_array *piece)
     return (span){piece, 0, piece->shape.dim[1]};
 }
 
-/* No gradient may have reached one of several outputs. */
-static void bias_gradient(const dt_op_call *c, const dt_array *dy, dt_array *db)
+/* Has output i a gradient that this rank shall use? None may have reached it; and where output and
+ * gradient are both R on an axis of the ring, its first rank counts for all. */
+static bool counts(const dt_op_call *c, int i)
 {
-    if (!dy->storage) {
+    const attributes *attr = c->attr;
+    bool here = c->dout[i].storage != NULL;
+    for (int a = 0; here && a < attr->naxes; a++)
+        here = dt_layout_at(c->dout_layout[i], attr->axis[a]).kind != DT_REPLICATE ||
+               dt_op_coord(c)[attr->axis[a]] == 0;
+    return here;
+}
+
+static void bias_gradient(const dt_op_call *c, const dt_array *dy, bool used, dt_array *db)
+{
+    if (!used || dt_array_is_meta(db)) {
         dt_array_zero(db);
         return;
     }
@@ -242,7 +272,7 @@ static dt_status weight_gradients_of_piece(void *arg, dti_piece p, dt_array *x)
 {
     const job *j = arg;
     for (int i = 0; i < j->n; i++) {
-        if ((j->c->need >> W(i) & 1) && j->c->dout[i].storage)
+        if ((j->c->need >> W(i) & 1) && counts(j->c, i))
             DT_TRY(add_weight_gradient(j, all(x), part(j, &j->c->dout[i], p), &j->c->din[W(i)],
                                        p.hi - p.lo));
     }
@@ -254,7 +284,7 @@ static dt_status input_gradient_of_piece(void *arg, dti_piece p, dt_array *dx)
     const job *j = arg;
     dt_array_zero(dx);
     for (int i = 0; i < j->n; i++) {
-        if (j->c->dout[i].storage)
+        if (counts(j->c, i))
             DT_TRY(times_weight(j, part(j, &j->c->dout[i], p), &j->c->in[W(i)], true, all(dx),
                                 p.hi - p.lo, 1));
     }
@@ -270,7 +300,7 @@ static dt_status gather_backward(dt_op_call *c)
         if (c->need >> W(i) & 1)
             dt_array_zero(&c->din[W(i)]);
         if (c->need >> B(i) & 1)
-            bias_gradient(c, &c->dout[i], &c->din[B(i)]);
+            bias_gradient(c, &c->dout[i], counts(c, i), &c->din[B(i)]);
         weights = weights || (c->need >> W(i) & 1);
     }
     if (c->need >> X & 1)
@@ -322,7 +352,7 @@ static dt_status scatter_backward(dt_op_call *c)
     if (c->need >> W(0) & 1)
         dt_array_zero(&c->din[W(0)]);
     if (c->need >> B(0) & 1)
-        bias_gradient(c, &c->dout[0], &c->din[B(0)]);
+        bias_gradient(c, &c->dout[0], true, &c->din[B(0)]);
     if (c->need & (1u << X | 1u << W(0)))
         DT_TRY(dti_ring_gather(&j.g, &c->dout[0], gradients_of_piece, &j));
     return DT_OK;
@@ -338,6 +368,7 @@ static const dt_op gather_op = {.name = "gather_linear",
                                 .nout = MOST,
                                 .linear = 0,
                                 .attr_bytes = sizeof(attributes),
+                                .communicates = true,
                                 .forward = gather_forward,
                                 .backward = gather_backward,
                                 .saves = {DT_SAVE_IN(W(0)) | DT_SAVE_IN(W(1)) | DT_SAVE_IN(W(2)),
@@ -349,6 +380,7 @@ static const dt_op scatter_op = {.name = "linear_scatter",
                                  .optional = 1u << B(0),
                                  .nout = 1,
                                  .attr_bytes = sizeof(attributes),
+                                 .communicates = true,
                                  .forward = scatter_forward,
                                  .backward = scatter_backward,
                                  .saves = {DT_SAVE_IN(W(0)), DT_SAVE_IN(X)}};
@@ -356,19 +388,17 @@ static const dt_op scatter_op = {.name = "linear_scatter",
 void(dt_gather_linear)(dt_tape *t, dt_tensor *x, const dt_overlap_options *o, dt_tensor *const *w,
                        dt_tensor *const *b, dt_tensor **out)
 {
-    const attributes attr = {o->axis, o->n, o->in_out};
     dt_tensor *in[1 + 2 * MOST] = {x};
     for (int i = 0; i < o->n; i++) {
         in[W(i)] = w[i];
         in[B(i)] = b[i];
     }
-    dt_op_apply_n(t, &gather_op, &attr, 1 + 2 * o->n, in, o->n, out);
+    dt_op_apply_n(t, &gather_op, o, 1 + 2 * o->n, in, o->n, out);
 }
 
 dt_tensor *(dt_linear_scatter)(dt_tape *t, dt_tensor *x, const dt_overlap_options *o, dt_tensor *w,
                                dt_tensor *b)
 {
-    const attributes attr = {o->axis, 1, o->in_out};
     dt_tensor *const in[] = {x, w, b};
-    return dt_op_apply(t, &scatter_op, &attr, 3, in);
+    return dt_op_apply(t, &scatter_op, o, 3, in);
 }

@@ -8,18 +8,29 @@
 #include "dtensor/ops/ops_internal.h"
 #include "dtensor/ops/ring_internal.h"
 
+/* As nested S(1) has it: every axis, outermost first, cuts what the one before gave. */
 static dti_piece piece_of(const dti_ring *g, int r)
 {
-    dti_piece p;
-    dt_chunk(g->sequence, g->size, (r + 2 * g->size) % g->size, &p.lo, &p.hi);
+    dti_piece p = {0, g->sequence};
+    int inner = g->size;
+    r = (r + 2 * g->size) % g->size;
+    for (int i = 0; i < g->naxes; i++) {
+        int64_t lo, hi;
+        inner /= g->extent[i];
+        dt_chunk(p.hi - p.lo, g->extent[i], r / inner % g->extent[i], &lo, &hi);
+        p = (dti_piece){p.lo + lo, p.lo + hi};
+    }
     return p;
 }
 
-dt_status dti_ring_open(dt_op_call *c, int axis, int64_t batch, int64_t sequence, dti_ring *g)
+dt_status dti_ring_open(dt_op_call *c, const dt_overlap_options *o, int64_t batch, int64_t sequence,
+                        dti_ring *g)
 {
-    const uint8_t axes[] = {(uint8_t)axis};
-    *g = (dti_ring){.c = c, .batch = batch, .sequence = sequence};
-    DT_TRY(dt_mesh_comm(dt_layout_mesh(c->out_layout[0]), 1, axes, DT_OVERLAP_CHANNEL, &g->comm));
+    const dt_layout *layout = c->out_layout[0];
+    *g = (dti_ring){.c = c, .naxes = o->naxes, .batch = batch, .sequence = sequence};
+    for (int i = 0; i < o->naxes; i++)
+        g->extent[i] = layout->grid->size[o->axis[i]];
+    DT_TRY(dt_mesh_comm(dt_layout_mesh(layout), o->naxes, o->axis, DT_OVERLAP_CHANNEL, &g->comm));
     g->size = dt_comm_size(g->comm);
     g->rank = dt_comm_rank(g->comm);
     return DT_OK;
@@ -30,6 +41,18 @@ static dt_status new_piece(const dti_ring *g, dti_piece p, int64_t width, dt_dty
 {
     DT_TRY(dt_array_create(dt_op_heap(g->c), dtype, DT_SHAPE(g->batch, p.hi - p.lo, width),
                            DT_TAG_WORKSPACE, out));
+    return DT_OK;
+}
+
+/* The same numbers in another type. */
+static dt_status converted(const dti_ring *g, const dt_array *a, dt_dtype dtype, dt_array *out)
+{
+    if (a->dtype == dtype) {
+        *out = dt_array_share(a);
+        return DT_OK;
+    }
+    DT_TRY(dt_array_create(dt_op_heap(g->c), dtype, a->shape, DT_TAG_WORKSPACE, out));
+    dt_array_cast(out, a);
     return DT_OK;
 }
 
@@ -47,37 +70,51 @@ static dt_status wait_both(dt_work *work[2])
     return a != DT_OK ? a : b;
 }
 
-static void trace(const dti_ring *g, dt_trace_phase phase)
+/* One product, in the trace. */
+static dt_status product(const dti_ring *g, dti_use_piece fn, void *arg, dti_piece p, dt_array *a)
 {
     dt_trace *t = dt_world_trace(dt_mesh_world(dt_layout_mesh(g->c->out_layout[0])));
-    if (t)
-        dt_trace_record(t, "product", g->c->path, phase, 0, 0);
+    dt_trace_record(t, "product", g->c->path, DT_TRACE_BEGIN, 0, 0);
+    const dt_status st = dt_array_is_meta(a) ? DT_OK : fn(arg, p, a);
+    dt_trace_record(t, "product", g->c->path, DT_TRACE_END, 0, 0);
+    return st;
 }
 
 dt_status dti_ring_gather(const dti_ring *g, const dt_array *mine, dti_use_piece use, void *arg)
 {
     const int64_t width = mine->shape.dim[2];
-    dt_array now = dt_array_share(mine), next = {0};
-    dt_status st = DT_OK;
+    dt_array now = {0}, next = {0};
+    dt_status st = converted(g, mine, g->c->dtype, &now);
     for (int s = 0; s < g->size && st == DT_OK; s++) {
         dt_work *work[2] = {NULL, NULL};
+        dt_array wide = {0};
         if (s + 1 < g->size) {
-            st = new_piece(g, piece_of(g, g->rank - s - 1), width, mine->dtype, &next);
+            st = new_piece(g, piece_of(g, g->rank - s - 1), width, now.dtype, &next);
             if (st == DT_OK)
                 st = pass_on(g, &now, &next, work);
         }
-        trace(g, DT_TRACE_BEGIN);
         if (st == DT_OK)
-            st = use(arg, piece_of(g, g->rank - s), &now);
-        trace(g, DT_TRACE_END);
+            st = converted(g, &now, mine->dtype, &wide);
+        if (st == DT_OK)
+            st = product(g, use, arg, piece_of(g, g->rank - s), &wide);
         const dt_status waited = wait_both(work);
         st = st != DT_OK ? st : waited;
+        dt_array_release(&wide);
         dt_array_release(&now);
         now = next;
         next = (dt_array){0};
     }
     dt_array_release(&now);
     return st;
+}
+
+static dt_status add(const dti_ring *g, dt_array *sum, const dt_array *term)
+{
+    dt_array wide = {0};
+    DT_TRY(converted(g, term, sum->dtype, &wide));
+    dt_array_add_into(sum, &wide);
+    dt_array_release(&wide);
+    return DT_OK;
 }
 
 dt_status dti_ring_scatter(const dti_ring *g, dti_use_piece make, void *arg, dt_array *out)
@@ -89,26 +126,25 @@ dt_status dti_ring_scatter(const dti_ring *g, dti_use_piece make, void *arg, dt_
     for (int s = 0; s < g->size && st == DT_OK; s++) {
         const dti_piece p = piece_of(g, g->rank - 1 - s);
         st = new_piece(g, p, width, out->dtype, &sum);
-        trace(g, DT_TRACE_BEGIN);
         if (st == DT_OK)
-            st = make(arg, p, &sum);
-        trace(g, DT_TRACE_END);
+            st = product(g, make, arg, p, &sum);
         const dt_status waited = wait_both(work);
         st = st != DT_OK ? st : waited;
         dt_array_release(&sent);
         if (st == DT_OK && so_far.storage)
-            dt_array_add_into(&sum, &so_far);
+            st = add(g, &sum, &so_far);
         dt_array_release(&so_far);
-        sent = sum;
-        sum = (dt_array){0};
+        if (st == DT_OK && s + 1 == g->size)
+            dt_array_copy(out, &sum);
         if (st == DT_OK && s + 1 < g->size)
-            st = new_piece(g, piece_of(g, g->rank - 2 - s), width, out->dtype, &so_far);
+            st = converted(g, &sum, g->c->dtype, &sent);
+        if (st == DT_OK && s + 1 < g->size)
+            st = new_piece(g, piece_of(g, g->rank - 2 - s), width, sent.dtype, &so_far);
         if (st == DT_OK && s + 1 < g->size)
             st = pass_on(g, &sent, &so_far, work);
+        dt_array_release(&sum);
     }
     const dt_status waited = wait_both(work);
-    if (st == DT_OK)
-        dt_array_copy(out, &sent);
     dt_array_release(&sent);
     dt_array_release(&so_far);
     return st != DT_OK ? st : waited;

@@ -36,6 +36,8 @@ START_TEST(dropout_is_the_same_on_any_mesh)
                                        {.ranks = 3, .micro_batch = 0},
                                        {.ranks = 4, .micro_batch = 1},
                                        {.ranks = 4, .tp = 2, .micro_batch = 2},
+                                       {.ranks = 4, .tp = 4, .sp = true},
+                                       {.ranks = 2, .tp = 2, .sp = true, .tp_overlap = true},
                                        {.ranks = 4, .dp_shard = 2, .micro_batch = 1}};
     law_run one = {0}, many = {0}, without = {0};
     const char *golden = _i < DT_COUNT(layouts) ? "llama_tiny" : "gpt2_tiny";
@@ -50,6 +52,8 @@ START_TEST(dropout_is_the_same_on_any_mesh)
     c.micro_batch = other.micro_batch;
     c.tp = other.tp;
     c.dp_shard = other.dp_shard;
+    c.sp = other.sp;
+    c.tp_overlap = other.tp_overlap;
     ck_ok(law_train(&c, &many));
     law_check_same(&many, &one, 2);
     law_free(&one);
@@ -99,7 +103,7 @@ int main(void)
     TCase *tc = tcase_create("dp");
     tcase_set_timeout(tc, 300);
     tcase_add_loop_test(tc, n_ranks_are_one, 0, DT_COUNT(cases) * DT_COUNT(ranks));
-    tcase_add_loop_test(tc, dropout_is_the_same_on_any_mesh, 0, 14);
+    tcase_add_loop_test(tc, dropout_is_the_same_on_any_mesh, 0, 18);
     tcase_add_loop_test(tc, two_runs_are_equal_bit_for_bit, 0, DT_COUNT(cases));
     tcase_add_loop_test(tc, a_skipped_reduction_is_noticed, 0, DT_COUNT(cases));
     suite_add_tcase(suite, tc);

@@ -48,8 +48,16 @@ static const law_case more[] = {
          .split = "transformer.wte,transformer.wpe; transformer.h.0-2; transformer.ln_f,lm_head"),
     TIED(.ranks = 2, .pp = 2, .micro_batch = 1, .schedule = "zbv", .stages_per_rank = 2,
          .split = "model.embed_tokens; model.layers.0; model.layers.1; model.norm,lm_head"),
+    LLAMA(.ranks = 4, .pp = 2, .tp = 2, .sp = true, .tp_overlap = true, .micro_batch = 2,
+          .schedule = "zb-h1"),
+    LLAMA(.ranks = 8, .pp = 2, .tp = 2, .dp_shard = 2, .sp = true, .tp_overlap = true,
+          .micro_batch = 1, .recompute = DT_RECOMPUTE_FULL),
+    LLAMA(.ranks = 16, .pp = 2, .tp = 8, .sp = true, .tp_overlap = true, .micro_batch = 4),
+    GPT2(.ranks = 4, .pp = 2, .tp = 2, .sp = true, .tp_overlap = true, .micro_batch = 1,
+         .schedule = "zb-h2"),
     TIED(.ranks = 4, .pp = 2, .dp_shard = 2, .micro_batch = 1),
     TIED(.ranks = 4, .pp = 2, .tp = 2, .micro_batch = 1),
+    TIED(.ranks = 6, .pp = 2, .tp = 3, .sp = true, .tp_overlap = true, .micro_batch = 1),
 };
 
 static law_choice *alone, *in_3d;

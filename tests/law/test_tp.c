@@ -44,6 +44,7 @@ static const law_case mesh[] = {
     /* overlapped where sp is on */
     {.golden = "llama_tiny", .ranks = 4, .tp = 4, .tp_overlap = true, .micro_batch = 1},
     {.golden = "llama_tiny", .ranks = 8, .tp = 2, .dp_shard = 2, .tp_overlap = true},
+    {.golden = "llama_tiny", .ranks = 8, .tp = 8, .tp_overlap = true}, /* tp_kv 4 x tp_rep 2 */
     {.golden = "llama_tied", .ranks = 3, .tp = 3, .tp_overlap = true,
      .recompute = DT_RECOMPUTE_FULL},
     {.golden = "gpt2_tiny", .ranks = 4, .tp = 2, .dp_shard = 2, .tp_overlap = true,

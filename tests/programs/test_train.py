@@ -83,6 +83,17 @@ suite.equal(len(list(root.iter("{http://www.w3.org/2000/svg}polyline"))), 1, "on
 with open(suite.path("trace.json")) as f:
     json.load(f)
 
+# ---- log.plan: what is said before step 1 is what a step moves ----
+for ranks, keys in [(2, ["tp=2"]), (2, ["tp=2", "sp"]), (2, ["tp=2", "sp", "tp_overlap"]),
+                    (4, ["tp=2", "dp_shard=2", "sp", "loss_parallel=false"]), (4, ["tp=2", "dp_replicate=2"])]:
+    log, out = train(BASE + ["--train.steps=2", "--log.plan", "--ranks=%d" % ranks] + ["--parallel." + key for key in keys])
+    plan, steps = out[:out.index("\nstep 1/")], out[out.index("\nstep 1/"):]
+    suite.check("model.layers.1.mlp.down_proj (linear); weight [" in plan and " B" not in steps, "a plan, once, %s" % keys)
+    told = sum(int(size) for size in re.findall(r", (\d+) B", plan))
+    suite.equal((told, told), tuple(values(log, "comm_bytes")), "bytes of %s" % keys)
+log, out = train(BASE + ["--train.steps=1", "--train.micro_batch=2", "--log.plan", "--parallel.pp=2", "--ranks=2"])
+suite.check(re.search(r"^stage 0, on rank 0\n(.*\n)*stage 1, on rank 1\n(.*\n)*lm_head ", out, re.M), "a plan of stages")
+
 # ---- the saved model ----
 suite.equal(sorted(os.listdir(suite.path("model"))), ["config.json", "model.safetensors"], "model.save")
 with open(suite.path("model", "model.safetensors"), "rb") as f:

@@ -1,6 +1,7 @@
 /* tests/tp/model_case.c - see tests/tp/model_case.h. */
 #include "tests/tp/model_case.h"
 
+#include "fsdp/dt_fsdp.h"
 #include "tests/harness.h"
 
 #include <stdlib.h>
@@ -8,9 +9,9 @@
 model_case model_case_usual(int model)
 {
     return (model_case){.gpt2 = model == 2,
-                        .tied = model > 0,
+                        .tied = model == 1 || model == 2,
                         .layers = 2,
-                        .kv_heads = 12,
+                        .kv_heads = model == 3 ? 2 : 12,
                         .batch = 5,
                         .seq = 7,
                         .vocab = 13,
@@ -60,6 +61,8 @@ dt_status model_case_lay_out(const model_case *c, const dt_tp_plan *plan, dt_wor
     usual.keep_gathered = c->keep_gathered;
     usual.overlap = c->overlap;
     DT_TRY(dt_parallelize_module(*model, *mesh, names, plan ? plan : &usual));
+    if (c->bf16)
+        DT_TRY(dt_fully_shard(*model, *mesh, "dp", &(dt_fsdp_options){.param_dtype = DT_BF16}));
     DT_TRY(dt_module_materialize(*model, *mesh, 11));
     return DT_OK;
 }
