@@ -11,6 +11,8 @@
 dt_status dt_array_create(dt_heap *heap, dt_dtype dtype, dt_shape shape, dt_tag tag,
                           dt_array *array_out)
 {
+    DT_REQUIRE((unsigned)dtype < DT_NDTYPES, DT_ERR_ARG,
+               "dtype %d is none of DT_F32 ... DT_U8, 0 to %d", (int)dtype, DT_NDTYPES - 1);
     int64_t bytes = (int64_t)dt_dtype_size(dtype);
     bool legal = true, overflow = false, empty = false;
     for (int d = 0; d < shape.ndim; d++) {

@@ -16,9 +16,15 @@ static const struct {
 #undef X
 };
 
+/* An element type of this library? A caller's number may be anything. */
+static bool is_known(dt_dtype dtype)
+{
+    return (unsigned)dtype < DT_NDTYPES;
+}
+
 size_t dt_dtype_size(dt_dtype dtype)
 {
-    return dtypes[dtype].bytes;
+    return is_known(dtype) ? dtypes[dtype].bytes : 0;
 }
 
 const char *dt_dtype_name(dt_dtype dtype)
@@ -26,12 +32,12 @@ const char *dt_dtype_name(dt_dtype dtype)
     static const char *const lower[] = {[DT_F32] = "f32", [DT_BF16] = "bf16", [DT_F16] = "f16",
                                         [DT_F64] = "f64", [DT_I32] = "i32",   [DT_I64] = "i64",
                                         [DT_U8] = "u8"};
-    return lower[dtype];
+    return is_known(dtype) ? lower[dtype] : "unknown";
 }
 
 bool dt_dtype_is_float(dt_dtype dtype)
 {
-    return dtypes[dtype].is_float;
+    return is_known(dtype) && dtypes[dtype].is_float;
 }
 
 dt_status dt_dtype_parse(const char *text, dt_dtype *dtype_out)

@@ -93,6 +93,11 @@ bool dti_widens(const dt_op *op, dt_dtype dtype)
     return (dtype == DT_BF16 || dtype == DT_F16) && !op->handles_half;
 }
 
+bool dti_is_called(const dt_op *op, const dt_mesh *mesh)
+{
+    return dt_mesh_device(mesh).kind != DT_META || (op->communicates && !dt_mesh_rehearses(mesh));
+}
+
 /* The array as op functions shall see it: zero where its term went R -> P and this rank is not the
  * one that keeps it, and
  * f32 instead of 16 bits. *out is a new reference. */
@@ -260,7 +265,7 @@ static dt_status compute(dti_call *k, const dti_rule *rule, dt_tensor *const *in
     /* A loss that wants gradients may compute them in forward: it looks at c->need. */
     for (int i = 0; i < k->c.nin && records; i++)
         k->c.need |= in[i] && in[i]->requires_grad && !(op->no_grad_in >> i & 1) ? 1u << i : 0;
-    if (dt_mesh_device(k->mesh).kind != DT_META || op->communicates) {
+    if (dti_is_called(op, k->mesh)) {
         DT_TRY(op->forward(&k->c));
         dti_tally(&k->c, false);
     }

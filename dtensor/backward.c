@@ -139,7 +139,7 @@ static dt_status op_backward(back_call *k, dti_node *n)
     dt_trace *trace = dt_world_trace(world);
     if (trace)
         dt_trace_record(trace, "grad", n->name, DT_TRACE_BEGIN, 0, 0);
-    if (dt_mesh_device(k->call.mesh).kind != DT_META || n->op->communicates) {
+    if (dti_is_called(n->op, k->call.mesh)) {
         DT_TRY(n->op->backward(&k->call.c));
         dti_tally(&k->call.c, true);
     }

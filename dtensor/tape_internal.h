@@ -155,6 +155,8 @@ dt_status dti_result_dtype(const dt_op *op, const void *attr, int nin, dt_tensor
                            dt_dtype *out);
 /* Does this op see f32 in place of `dtype`? */
 bool dti_widens(const dt_op *op, dt_dtype dtype);
+/* Are its functions called there? On meta only for what they send; in a rehearsal not even so. */
+bool dti_is_called(const dt_op *op, const dt_mesh *mesh);
 /* Set the parts of a call that are read before they are written; the rest of the large struct
  * stays as it is. */
 void dti_call_begin(dti_call *k, dt_tape *t, const dt_op *op, const void *attr, int nin, int nout);

@@ -11,6 +11,7 @@
 #include "data/dt_tokenizer.h"
 #include "models/dt_models.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,13 +90,20 @@ static dt_status open_tokenizer(const dt_options *o, const char *folder, int64_t
     return DT_OK;
 }
 
-static void print_token(const dt_tokenizer *t, int32_t token)
+static dt_status flush(void)
+{
+    DT_REQUIRE(fflush(stdout) == 0, DT_ERR_IO, "standard output cannot be written: %s",
+               strerror(errno));
+    return DT_OK;
+}
+
+static dt_status print_token(const dt_tokenizer *t, int32_t token)
 {
     size_t size_bytes = 0;
     const char *text = dt_tokenizer_text(t, token, &size_bytes);
     if (text)
         (void)fwrite(text, 1, size_bytes, stdout);
-    (void)fflush(stdout);
+    return flush();
 }
 
 /* The prompt and what follows it. */
@@ -122,7 +130,7 @@ static dt_status write_text(const dt_options *o, dt_mesh *mesh, dt_module *model
         DT_TRY(next_logits(mesh, model, tape, ids.id + from, n - from, facts->vocab, logits));
         ids.id[n] = draw(logits, known, dt_options_float(o, "temperature"),
                          (double)dt_uniform(key, (uint64_t)(n - given)));
-        print_token(tokenizer, ids.id[n]);
+        DT_TRY(print_token(tokenizer, ids.id[n]));
     }
     (void)putchar('\n');
     free(ids.id);
@@ -149,7 +157,7 @@ static dt_status generate(dt_world *world, const dt_options *o, const char *fold
     dt_tokenizer_close(&tokenizer);
     dt_module_destroy(&model);
     dt_mesh_destroy(&mesh);
-    return DT_OK;
+    return flush();
 }
 
 int main(int argc, char **argv)

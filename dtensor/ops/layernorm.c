@@ -5,40 +5,38 @@
  *     dw = sum over rows of dy u,  db = sum over rows of dy
  *
  * Rule: "...N,N+N->...N", linear in w and b; dw and db are P where rows are sharded. Means and
- * sums are in f64; backward computes them again from x.
+ * sums are in f64; backward computes them again from x. RMSNorm (rmsnorm.c) is the same without mean
+ * and b.
  * Source: Ba, Kiros and Hinton 2016, "Layer normalization". */
 #include "dtensor/ops/nn_internal.h"
-
-typedef struct attributes {
-    double eps;
-} attributes;
 
 static dt_status arguments(dt_op_call *c, dt_norm_args *out)
 {
     const dt_array *x = &c->in[0];
+    const dti_norm_attributes *attr = c->attr;
     dt_array *stats;
     DT_TRY(dt_op_scratch(c, DT_F64, DT_SHAPE(dti_rows(x), 2), &stats));
     *out = (dt_norm_args){.dtype = x->dtype,
                           .rows = dti_rows(x),
                           .n = x->shape.dim[x->shape.ndim - 1],
-                          .eps = ((const attributes *)c->attr)->eps,
-                          .centred = true,
+                          .eps = attr->eps,
+                          .centred = attr->centred,
                           .x = dt_array_data(x),
                           .w = dt_array_data(&c->in[1]),
                           .stats = dt_array_data(stats)};
     return DT_OK;
 }
 
-static dt_status forward(dt_op_call *c)
+dt_status dti_norm_forward(dt_op_call *c)
 {
     dt_norm_args a;
     DT_TRY(arguments(c, &a));
-    a.b = c->in_layout[2] ? dt_array_data(&c->in[2]) : NULL;
+    a.b = c->nin > 2 && c->in_layout[2] ? dt_array_data(&c->in[2]) : NULL;
     dti_nn(c)->norm(&a, dt_array_data(&c->out[0]));
     return DT_OK;
 }
 
-static dt_status backward(dt_op_call *c)
+dt_status dti_norm_backward(dt_op_call *c)
 {
     dt_norm_args a;
     DT_TRY(arguments(c, &a));
@@ -59,14 +57,14 @@ const dt_op dt_op_layernorm = {
     .linear = 1u << 1 | 1u << 2,
     .nin = 3,
     .nout = 1,
-    .attr_bytes = sizeof(attributes),
+    .attr_bytes = sizeof(dti_norm_attributes),
     .optional = 1u << 2,
-    .forward = forward,
-    .backward = backward,
+    .forward = dti_norm_forward,
+    .backward = dti_norm_backward,
     .saves = {DT_SAVE_IN(0) | DT_SAVE_IN(1), DT_SAVE_IN(0), DT_SAVE_IN(0)}};
 
 dt_tensor *(dt_layernorm)(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *b, double eps)
 {
-    const attributes attr = {eps};
+    const dti_norm_attributes attr = {eps, true};
     return dt_op_apply(t, &dt_op_layernorm, &attr, 3, (dt_tensor *[]){x, w, b});
 }

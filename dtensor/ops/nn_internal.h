@@ -41,6 +41,16 @@ DT_NODISCARD dt_status dti_positions_follow(const dt_rule *r, int i, int lead, c
 DT_NODISCARD dt_status dti_positions(dt_op_call *c, int i, int lead, const dt_array *x,
                                      const int32_t **out);
 
+/* ---- norms: layernorm.c ---- */
+
+typedef struct dti_norm_attributes {
+    double eps;
+    bool centred; /* layernorm */
+} dti_norm_attributes;
+/* Of (x, w) or (x, w, b). */
+DT_NODISCARD dt_status dti_norm_forward(dt_op_call *c);
+DT_NODISCARD dt_status dti_norm_backward(dt_op_call *c);
+
 /* ---- cross-entropy: cross_entropy.c ---- */
 
 /* a->max, sum and hit from a->z, over all columns: 3 all-reduces over the axes that split dim `dim`

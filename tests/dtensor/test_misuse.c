@@ -60,6 +60,11 @@ static dt_status types(dt_world *world, void *arg)
     DT_TRY(refused(&o, dt_concat(t, 2, (dt_tensor *[]){o.f32, o.i32}, 0), "operand 1 is i32"));
     dt_tensor *moved = dt_rearrange(t, o.i64, "a b -> b a", ""); /* shapes of any type may change */
     TEST_THAT(!dt_tensor_is_failed(moved), "rearrange of i64");
+    for (int i = -1; i <= DT_NDTYPES; i += DT_NDTYPES + 1) { /* no types at all */
+        dt_tensor *none = NULL;
+        TEST_FAILS(DT_ERR_ARG, "is none of DT_F32 ... DT_U8", make(o.mesh, (dt_dtype)i, &none));
+        DT_TRY(refused(&o, dt_cast(t, o.f32, (dt_dtype)i, false), "is none of DT_F32"));
+    }
     tear_down(&o);
     return DT_OK;
 }

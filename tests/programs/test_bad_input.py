@@ -261,6 +261,8 @@ for way in ["one", "threads"]:
 
 # ---- sample ----
 saved = suite.path("good")
+status, _, err = run(["sh", "-c", 'exec "$@" >/dev/full', "sh", SAMPLE, saved, "--tokens=3"])
+suite.check(status == 1 and err.count("failed: ") == 1 and "standard output" in err, "sample to a full device: %s" % err)
 for name, arguments, word in [("no folder", [], "which model"), ("no such folder", [suite.path("none")], "none"),
                               ("unknown key", [saved, "--tokns=3"], "'tokens'"),
                               ("empty prompt", [saved, "--prompt="], "prompt"),
