@@ -26,7 +26,8 @@ static dt_status print_stage(train_session *s, dt_module *m, bool first)
 {
     const train_config *c = s->config;
     const bool last = dt_module_find(m, "lm_head") != NULL;
-    const int64_t most = train_microbatch(c), at_once = most < c->global_batch ? most : c->global_batch;
+    const int64_t most = train_microbatch(c);
+    const int64_t at_once = most < c->global_batch ? most : c->global_batch;
     const dt_shape ids = DT_SHAPE(at_once, c->seq_len);
     dt_values in = {.n = 1 + last};
     dt_status st = DT_OK;
@@ -34,8 +35,9 @@ static dt_status print_stage(train_session *s, dt_module *m, bool first)
     if (first)
         DT_TRY_TO(done, st, input(s, ids, train_batch_layout, DT_I32, &in.value[0]));
     else
-        DT_TRY_TO(done, st, input(s, DT_SHAPE(at_once, c->seq_len, s->facts.hidden), s->boundary,
-                                  DT_F32, &in.value[0]));
+        DT_TRY_TO(done, st,
+                  input(s, DT_SHAPE(at_once, c->seq_len, s->facts.hidden), s->boundary, DT_F32,
+                        &in.value[0]));
     if (last)
         DT_TRY_TO(done, st, input(s, ids, train_batch_layout, DT_I32, &in.value[1]));
     DT_TRY_TO(done, st, dt_tp_print(m, s->mesh, &in, print_line, NULL));
@@ -63,9 +65,8 @@ dt_status train_plan_print(const train_config *c, int nranks)
 {
     (void)printf("a microbatch, forward and backward, and the gradients of a step:\n");
     for (int p = 0; p < c->pp; p++) {
-        const dt_world_options fake = {.backend = DT_BACKEND_FAKE,
-                                       .fake_rank = p * (nranks / c->pp),
-                                       .fake_size = nranks};
+        const dt_world_options fake = {
+            .backend = DT_BACKEND_FAKE, .fake_rank = p * (nranks / c->pp), .fake_size = nranks};
         train_session s = {.config = c};
         DT_TRY(dt_world_create(&fake, &s.world));
         dt_world *world = s.world;

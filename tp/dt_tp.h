@@ -58,7 +58,8 @@ typedef struct dt_tp_plan {
  *
  * `overlap`, under sequence parallelism: linear layers communicate while they compute, in pieces
  * round a ring (dt_gather_linear, dt_linear_scatter). Columns gather their own input, so a BORDER's
- * `in` "R" does nothing: only linear layers may stand behind it. Same bytes, sent point to point. */
+ * `in` "R" does nothing: only linear layers may stand behind it. The same bytes, sent point to
+ * point. */
 
 /* dt_parallelize_module - apply a plan to the modules below m; changes it in place.
  *   in   axes   "tp", or a nest "tp_kv,tp_rep" of the same ranks (dt_tp_axes)

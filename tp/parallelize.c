@@ -227,8 +227,7 @@ static dt_status apply(job *j)
         DT_TRY(place_params(j, e, false));
         const char *in = in_of(e->rule), *out = out_of(e->rule);
         if (j->plan->overlap && overlaps(e))
-            dt_layer_linear_overlap(e->m, j->axes.n, j->axes.axis,
-                                    e->rule->style == DT_TP_ROWWISE);
+            dt_layer_linear_overlap(e->m, j->axes.n, j->axes.axis, e->rule->style == DT_TP_ROWWISE);
         if (j->plan->overlap && in && e->rule->style == DT_TP_BORDER && strcmp(in, "R") == 0)
             in = NULL; /* the products behind it gather what they need */
         const bool f = e->rule->style != DT_TP_SEQUENCE;

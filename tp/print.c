@@ -128,7 +128,7 @@ static void tally_events(report *r, dt_trace *trace, phase now)
                 named = names(e[k].name + length + 1, dt_module_path(r->line[i].m));
                 l = named ? &r->line[i] : l;
             }
-            tally *to = now == FORWARD               ? &l->forward
+            tally *to = now == FORWARD             ? &l->forward
                         : now == BACKWARD || named ? &l->backward
                                                    : &r->once;
             to->calls[call]++;

@@ -146,8 +146,9 @@ static dt_status backward(dt_op_call *c)
     DT_TRY(dti_loss_gradient(c, c->in_layout[0], c->in[0].shape.ndim - 1, &dy));
     a.max = dt_array_data(&c->extra[0]);
     a.sum = dt_array_data(&c->extra[1]);
+    const double factor = attr->valid ? dy / (double)attr->valid : 0;
     if (dti_nn(c))
-        dti_nn(c)->loss_dz(&a, attr->valid ? dy / (double)attr->valid : 0, dt_array_data(&c->din[0]));
+        dti_nn(c)->loss_dz(&a, factor, dt_array_data(&c->din[0]));
     return DT_OK;
 }
 

@@ -5,8 +5,8 @@
  *     dw = sum over rows of dy u,  db = sum over rows of dy
  *
  * Rule: "...N,N+N->...N", linear in w and b; dw and db are P where rows are sharded. Means and
- * sums are in f64; backward computes them again from x. RMSNorm (rmsnorm.c) is the same without mean
- * and b.
+ * sums are in f64; backward computes them again from x. RMSNorm (rmsnorm.c) is the same without
+ * mean and b.
  * Source: Ba, Kiros and Hinton 2016, "Layer normalization". */
 #include "dtensor/ops/nn_internal.h"
 

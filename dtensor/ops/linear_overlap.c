@@ -12,8 +12,8 @@
  *     linear_scatter   forward    scatter x w^T
  *                      backward   gather dy for dx = dy w and dw = dy^T x
  *
- * Bytes are those of the collectives, (t-1)/t of the whole each; sums are taken in the order of the
- * ring, which starts elsewhere for each piece. f64 or f32 inside; what is sent has the tensors' type.
+ * Bytes are those of the collectives, (t-1)/t of the whole each, in the tensors' type; inside are
+ * f64 and f32. Sums are taken in the order of the ring, which starts elsewhere for each piece.
  * Rule: that of linear on the gathered x; linear_scatter makes P on the axis S(1). b of
  * linear_scatter is added by the owner of a position, so its gradient is P.
  * Source: Wang et al. 2023, "Overlap communication with dependent computation via decomposition".
@@ -62,11 +62,6 @@ static bool gather_axes(const attributes *attr, dt_layout *x)
     return split;
 }
 
-static const char *first_axis(const dt_rule *r)
-{
-    return r->in[X]->grid->name[((const attributes *)r->attr)->axis[0]];
-}
-
 /* Weights that are R on an axis of the ring (key/value heads on tp_rep) get gradients P there. */
 static dt_status infer_gather(dt_rule *r)
 {
@@ -74,7 +69,7 @@ static dt_status infer_gather(dt_rule *r)
     dt_layout x = *r->in[X];
     DT_REQUIRE(gather_axes(attr, &x), DT_ERR_PLACEMENT,
                "%s: x must be [B, S, k], S(1) on %s and the other axes of the ring, innermost",
-               r->name, first_axis(r));
+               r->name, x.grid->name[attr->axis[0]]);
     for (int i = 0; i < attr->n; i++) {
         dt_rule one;
         DT_TRY(infer_linear(r, &x, i, &one));

@@ -14,8 +14,8 @@ typedef struct model_case {
     bool bf16; /* parameters and activations; one group of fully_shard */
 } model_case;
 
-/* Models 0..3: llama, llama with tied weights, GPT-2, llama with 2 key/value heads. 2 layers, batch 5, sequence 7, vocabulary 13,
- * one rank. */
+/* Models 0..3: llama, llama with tied weights, GPT-2, llama with 2 key/value heads. 2 layers, batch
+ * 5, sequence 7, vocabulary 13, one rank. */
 model_case model_case_usual(int model);
 /* Mesh [dp, tp] (or dp, tp_kv, tp_rep) and the materialized model on it; plan NULL: the model's. */
 dt_status model_case_lay_out(const model_case *c, const dt_tp_plan *plan, dt_world *world,
