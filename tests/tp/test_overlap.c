@@ -124,7 +124,7 @@ START_TEST(overlap_changes_nothing)
 {
     static outcome plain, overlap, one;
     model_case c = model_case_usual(_i / 6);
-    c.seq = _i % 2 ? 7 : 12;
+    c.seq = _i % 2 ? 5 : 12; /* 5 on 2 x 2: 2, 1, 1, 1; on 4: 2, 2, 1, 0 */
     run(&c, &one);
     c.tp = 2 + _i / 2 % 3;
     c.dp = c.tp == 2 ? 2 : 1;
@@ -166,6 +166,62 @@ START_TEST(half_the_bytes_in_bf16)
 }
 END_TEST
 
+/* ---- the op ---- */
+
+/* dx and dw of sum(y^2), y = x w^T: x S(1) on tp, gathered, and w R, so that y and dy are R there.
+ * dw is then P, with the value once. */
+static dt_status replicated_body(dt_world *world, void *arg)
+{
+    enum { B = 2, S = 5, K = 3, N = 4 };
+    static const char *const place[] = {"", "S(1)@tp"};
+    float value[B * S * K], grad[2][2][B * S * K] = {0};
+    dt_mesh *mesh = NULL;
+    (void)arg;
+    for (int i = 0; i < B * S * K; i++)
+        value[i] = (float)(i * 7 % 11) / 8 - 0.5f;
+    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", -1}}},
+                          &mesh));
+    for (int overlap = 0; overlap < 2; overlap++) {
+        dt_tensor *x = NULL, *w = NULL, *b = NULL, *y = NULL, *whole = NULL;
+        dt_tape *t = NULL;
+        const dt_layout *lx = NULL, *lw = NULL;
+        const dt_overlap_options o = {.naxes = 1, .axis = {0}, .n = 1};
+        DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(B, S, K), place[overlap], &lx));
+        DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(N, K), "", &lw));
+        DT_TRY(dt_distribute(lx, DT_F32, value, &x));
+        DT_TRY(dt_distribute(lw, DT_F32, value, &w));
+        dt_tensor_set_requires_grad(x, true);
+        dt_tensor_set_requires_grad(w, true);
+        DT_TRY(dt_tape_create(mesh, NULL, &t));
+        if (overlap)
+            dt_gather_linear(t, x, &o, &w, &b, &y);
+        else
+            y = dt_linear(t, x, w, NULL);
+        DT_TRY(dt_backward(t, dt_sum(t, dt_mul(t, y, y), 0)));
+        for (int i = 0; i < 2; i++) {
+            const dt_local *g = dt_tensor_grad(i ? w : x);
+            DT_TRY(dt_from_array(g->layout, &g->array, &whole));
+            DT_TRY(dt_tensor_read_f32_sync(whole, grad[overlap][i]));
+            dt_tensor_destroy(&whole);
+        }
+        TEST_THAT(!overlap || dt_tensor_grad(w)->layout->partial == 1, "dw is P");
+        dt_tape_destroy(&t);
+        dt_tensor_destroy(&x);
+        dt_tensor_destroy(&w);
+    }
+    for (int i = 0; i < 2; i++)
+        TEST_THAT(test_max_diff(grad[0][i], grad[1][i], B * S * K) <= 1e-5, "gradient of %s",
+                  i ? "w" : "x");
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(replicated_weights_count_once)
+{
+    test_ranks(3, replicated_body, NULL);
+}
+END_TEST
+
 /* There is no sequence to go round in pieces. */
 static dt_status refused_body(dt_world *world, void *arg)
 {
@@ -195,6 +251,7 @@ int main(void)
     tcase_add_loop_test(tc, overlap_changes_nothing, 0, 24);
     tcase_add_loop_test(tc, half_the_bytes_in_bf16, 0, 4);
     tcase_add_loop_test(tc, overlap_needs_a_sequence, 0, 4);
+    tcase_add_test(tc, replicated_weights_count_once);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }
