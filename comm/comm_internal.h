@@ -260,7 +260,6 @@ dt_status dti_plan_work(dt_work *w, const dti_call_options *o, const dt_part *pa
 
 /* lane.c */
 void dti_lane_open(dti_lane *lane);
-bool dti_lane_has(dti_lane *lane, const dt_comm *comm); /* calls queued or flying */
 void dti_lane_close(dt_world *world, dti_lane *lane);
 dt_status dti_lane_issue(dt_work *w);
 /* Has it run? Starts queued messages, looks once, never waits. */

@@ -232,18 +232,6 @@ bool dti_lane_done(dt_work *w)
     return done;
 }
 
-bool dti_lane_has(dti_lane *lane, const dt_comm *comm)
-{
-    bool has = false;
-    pthread_mutex_lock(&lane->lock);
-    for (const dt_work *w = lane->head; w; w = w->next)
-        has = has || w->comm == comm;
-    for (const dt_work *w = lane->flying; w; w = w->next)
-        has = has || w->comm == comm;
-    pthread_mutex_unlock(&lane->lock);
-    return has;
-}
-
 void dti_lane_open(dti_lane *lane)
 {
     *lane = (dti_lane){0};

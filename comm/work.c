@@ -72,7 +72,8 @@ dt_status dti_work_create(dt_comm *comm, dti_work_plan plan, const char *label, 
     (void)carve_work(base, plan);
     dt_work *w = (dt_work *)(void *)base;
     w->memory = memory;
-    w->comm = comm;
+    w->comm = comm; /* which outlives it */
+    comm->refs++;
     w->kind = plan.kind;
     w->n = plan.n;
     w->peer = -1;
@@ -117,7 +118,9 @@ void dti_work_free(dt_work *w)
     give(&w->host_memory, w->host_copy);
     free(w->scratch);
     dt_array memory = w->memory;
+    dt_comm *comm = w->comm;
     give(&memory, w);
+    dt_comm_destroy(&comm);
 }
 
 bool dt_work_done(dt_work *work)

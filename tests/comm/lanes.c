@@ -1,6 +1,8 @@
 /* tests/comm/lanes.c - see lanes.h. */
 #include "tests/comm/lanes.h"
 
+#include <time.h>
+
 /* x -> k x, eight times over without a wait in between: each call needs the one before. */
 dt_status lane_chain(dt_world *world, void *arg)
 {
@@ -19,6 +21,28 @@ dt_status lane_chain(dt_world *world, void *arg)
               (double)case_first(&x));
     dt_array_release(&x);
     dt_comm_destroy(&comm);
+    return DT_OK;
+}
+
+/* A communicator goes before its calls are waited for: still under way, or done by the worker. */
+dt_status lane_destroyed_early(dt_world *world, void *arg)
+{
+    const int channel = *(const int *)arg, k = dt_world_size(world);
+    for (int nap = 0; nap < 2; nap++) {
+        dt_comm *comm;
+        dt_array x;
+        dt_work *work;
+        DT_TRY(dt_comm_create(world, (int[]){0, 1, 2, 3}, k, channel, &comm));
+        DT_TRY(case_floats(world, 5, 1, &x));
+        DT_TRY(dt_all_reduce(comm, 1, &(dt_part){.in = &x, .out = &x}, DT_REDUCE_SUM, "early",
+                             &work));
+        if (nap)
+            (void)nanosleep(&(struct timespec){.tv_nsec = 20 * 1000 * 1000}, NULL);
+        dt_comm_destroy(&comm);
+        DT_TRY(dt_work_wait(&work));
+        TEST_THAT(case_first(&x) == (float)k, "%g", (double)case_first(&x));
+        dt_array_release(&x);
+    }
     return DT_OK;
 }
 

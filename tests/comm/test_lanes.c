@@ -10,6 +10,7 @@ START_TEST(calls_of_a_channel_run_in_order)
 {
     int channel = _i;
     test_ranks(3, lane_chain, &channel);
+    test_ranks(3, lane_destroyed_early, &channel);
 }
 END_TEST
 

@@ -169,6 +169,7 @@ static dt_status order_and_overlap(dt_world *world)
 {
     for (int channel = 0; channel < 4; channel++) {
         DT_TRY(lane_chain(world, &channel));
+        DT_TRY(lane_destroyed_early(world, &channel));
         if (dt_world_rank(world) > 1 || dt_world_size(world) == 1)
             continue;
         DT_TRY(lane_messages_cross(world, &channel));
