@@ -28,12 +28,26 @@ typedef struct dt_embedding_args {
     const int32_t *ids;
 } dt_embedding_args;
 
+/* Rotary positions: pair i of D/2 turns by position * f_i, f_i = theta^(-2i/D), where
+ *     factor 0 or 1   that
+ *     factor alone    f_i / factor (positions interpolated)
+ *     and the rest    wavelengths 2 pi / f_i above original / low are divided, those below
+ *                     original / high are not, between them it is blended linearly in
+ *                     original * f_i / (2 pi)
+ * Sources: Su et al. 2021; Chen et al. 2023, "Position Interpolation"; Llama 3.1's rope_type
+ * "llama3". */
+typedef struct dt_rope_options {
+    double theta, factor;
+    double low_freq_factor, high_freq_factor; /* 0: factor alone */
+    double original_positions;
+} dt_rope_options;
+
 /* x [batch, heads, seq, dim]; positions [seq], or [batch, seq] if `batched`. */
 typedef struct dt_rope_args {
     dt_dtype dtype;
     int64_t batch, heads, seq, dim;
     bool batched;
-    double theta;
+    dt_rope_options rope;
     const int32_t *positions;
     void *table; /* [batch if batched, seq, dim]: cosines, then sines */
 } dt_rope_args;

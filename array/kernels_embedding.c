@@ -46,6 +46,19 @@ static uint64_t row_index(const dt_dropout_args *a, int64_t r)
     return (uint64_t)index;
 }
 
+static double rope_frequency(const dt_rope_options *o, int64_t i, int64_t dim)
+{
+    const double f = pow(o->theta, -2.0 * (double)i / (double)dim);
+    const double turns = o->original_positions * f / (2 * 3.14159265358979323846);
+    double keep = 0; /* the share of f that is not divided */
+    if (o->factor == 0)
+        return f;
+    if (o->high_freq_factor > o->low_freq_factor)
+        keep = (turns - o->low_freq_factor) / (o->high_freq_factor - o->low_freq_factor);
+    keep = keep < 0 ? 0 : keep > 1 ? 1 : keep;
+    return keep * f + (1 - keep) * f / o->factor;
+}
+
 #define REAL    float
 #define NAME(f) f##_f32
 #include "array/kernel_embedding.inc"

@@ -39,7 +39,7 @@ static dt_status lay_out(dt_world *world, const way *w, dt_mesh **mesh, dt_modul
                                     .num_key_value_heads = 8,
                                     .head_dim = 64,
                                     .max_position_embeddings = w->seq,
-                                    .rope_theta = 1e4,
+                                    .rope.theta = 1e4,
                                     .rms_norm_eps = 1e-5,
                                     .initializer_range = 0.02};
     DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},

@@ -33,7 +33,7 @@ static dt_status lay_out(dt_world *world, const way *w, dt_mesh **mesh, dt_modul
                                     .num_key_value_heads = 8,
                                     .head_dim = 32,
                                     .max_position_embeddings = SEQ,
-                                    .rope_theta = 1e4,
+                                    .rope.theta = 1e4,
                                     .rms_norm_eps = 1e-5,
                                     .initializer_range = 0.02};
     const dt_tp_plan plan = dt_llama_tp_plan(DT_TP_VOCAB_SPLIT, w->sequence);

@@ -56,7 +56,7 @@ static dt_status make_model(const shape *s, dt_module **model)
                                    .num_key_value_heads = s->kv_heads,
                                    .head_dim = s->hidden / s->heads,
                                    .max_position_embeddings = s->seq,
-                                   .rope_theta = 1e4,
+                                   .rope.theta = 1e4,
                                    .rms_norm_eps = 1e-5,
                                    .initializer_range = 0.02};
     const dt_gpt2_config gpt2 = {.vocab_size = s->vocab,

@@ -58,8 +58,8 @@ static dt_status body(dt_world *world, void *arg)
 {
     (void)arg;
     const int ranks = dt_world_size(world);
-    const dt_llama_config config = {VOCAB, HIDDEN, 48,  ranks, 4,     4,     8, SEQ,
-                                    1e4,   1e-5,   0.1, false, false, false, 0};
+    const dt_llama_config config = {VOCAB, HIDDEN, 48, ranks, 4, 4, 8, SEQ, .rope.theta = 1e4,
+                                    .rms_norm_eps = 1e-5, .initializer_range = 0.1};
     const dt_model_facts facts = {.architecture = "LlamaForCausalLM"};
     const dt_pipeline_options options = {
         .chain = dt_model_chain(&facts), .hidden = HIDDEN, .boundary = ""};

@@ -1,5 +1,5 @@
-/* models/dt_models.h - Llama and GPT-2, from a Hugging Face config.json, with Hugging Face's
- * parameter names.
+/* models/dt_models.h - Llama (1 to 3), Mistral, Qwen2, Qwen3 and GPT-2, from a Hugging Face
+ * config.json, with Hugging Face's parameter names. The first four are one decoder.
  *
  * A model is a module that takes {ids [B, S] i32} and gives logits [B, S, V], or takes {ids,
  * targets} and gives the loss: the sum over valid targets divided by what dt_model_set_loss was
@@ -13,8 +13,11 @@
 typedef struct dt_llama_config {
     int64_t vocab_size, hidden_size, intermediate_size, num_hidden_layers;
     int64_t num_attention_heads, num_key_value_heads, head_dim, max_position_embeddings;
-    double rope_theta, rms_norm_eps, initializer_range;
-    bool tie_word_embeddings, attention_bias, mlp_bias;
+    dt_rope_options rope;
+    double rms_norm_eps, initializer_range;
+    bool tie_word_embeddings, mlp_bias;
+    bool qkv_bias, o_bias; /* attention_bias is both; Qwen2 has the first */
+    bool qk_norm;          /* Qwen3: rmsnorm of q and k, per head */
     double dropout; /* after attention and mlp; not a field of Hugging Face's */
 } dt_llama_config;
 
@@ -29,14 +32,16 @@ DT_NODISCARD dt_status dt_gpt2_create(const dt_gpt2_config *config, dt_module **
 
 /* What a caller must know of a model, whichever it is. */
 typedef struct dt_model_facts {
-    const char *architecture; /* "LlamaForCausalLM", "GPT2LMHeadModel" */
+    const char *architecture; /* Hugging Face's: "LlamaForCausalLM", "GPT2LMHeadModel" ... */
     int64_t vocab, hidden, layers, heads, kv_heads, head_dim, max_positions;
+    bool qk_norm;
 } dt_model_facts;
 
 /* dt_model_create - from a config.json (architecture by model_type or architectures).
+ * A sliding attention window makes max_positions that window: within it nothing differs.
  * Errors: DT_ERR_IO, DT_ERR_FORMAT names a missing or unusable field; DT_ERR_UNSUPPORTED names a
- * feature that the models do not have (rope scaling, other activations), so that no number is
- * silently wrong. */
+ * value that the models do not compute (other activations, rope_type yarn), and a field that is not
+ * known, so that no number is silently wrong. */
 DT_NODISCARD dt_status dt_model_create(const char *config_path, dt_module **model_out,
                                        dt_model_facts *facts_out);
 

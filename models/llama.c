@@ -1,4 +1,4 @@
-/* models/llama.c - the Llama decoder.
+/* models/llama.c - the decoder of Llama, Mistral and Qwen.
  *
  *     x = embed(ids); x = block_i(x) ...; logits = lm_head(norm(x))
  *
@@ -14,8 +14,10 @@ static dt_status block(const dt_llama_config *c, dt_module **out)
                                                   .heads = c->num_attention_heads,
                                                   .kv_heads = c->num_key_value_heads,
                                                   .head_dim = c->head_dim,
-                                                  .rope_theta = c->rope_theta,
-                                                  .bias = c->attention_bias,
+                                                  .rope = c->rope,
+                                                  .qkv_bias = c->qkv_bias,
+                                                  .o_bias = c->o_bias,
+                                                  .qk_norm_eps = c->qk_norm ? c->rms_norm_eps : 0,
                                                   .std = c->initializer_range,
                                                   .dropout = c->dropout};
     dt_block_parts p = {

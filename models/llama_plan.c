@@ -1,4 +1,4 @@
-/* models/llama_plan.c - how Llama is split over tensor-parallel ranks.
+/* models/llama_plan.c - how Llama and its relatives are split over tensor-parallel ranks.
  *
  *     between blocks ("seq")    R, or S(1) under sequence parallelism
  *     inside of self_attn, mlp  R at the border (f), heads and hidden features split within,
@@ -9,7 +9,8 @@
 
 #include <string.h>
 
-/* One row a kind of module; what differs is the vocabulary. */
+/* One row a kind of module; what differs is the vocabulary. The first row is for Qwen3 alone. */
+#define QK_NORM {"model.layers.*.self_attn.[qk]_norm", DT_TP_REPLICATE, NULL, NULL}
 #define LLAMA_BODY                                                               \
     {"model.layers.*.*_layernorm", DT_TP_REPLICATE, NULL, NULL},                 \
         {"model.layers.*.self_attn", DT_TP_BORDER, .in = "R"},                   \
@@ -24,27 +25,37 @@
         "model.norm", DT_TP_REPLICATE, NULL, NULL                                \
     }
 
-static const dt_tp_rule split[] = {{"model.embed_tokens", DT_TP_ROWWISE, .out = "seq"},
+static const dt_tp_rule split[] = {QK_NORM,
+                                   {"model.embed_tokens", DT_TP_ROWWISE, .out = "seq"},
                                    LLAMA_BODY,
                                    {"lm_head", DT_TP_COLWISE, .in = "R"}};
-static const dt_tp_rule gathered[] = {{"model.embed_tokens", DT_TP_ROWWISE, .out = "seq"},
+static const dt_tp_rule gathered[] = {QK_NORM,
+                                   {"model.embed_tokens", DT_TP_ROWWISE, .out = "seq"},
                                       LLAMA_BODY,
                                       {"lm_head", DT_TP_COLWISE, .in = "R", .out = "R"}};
-static const dt_tp_rule whole[] = {{"model.embed_tokens", DT_TP_REPLICATE, .in = "seq"},
+static const dt_tp_rule whole[] = {QK_NORM,
+                                   {"model.embed_tokens", DT_TP_REPLICATE, .in = "seq"},
                                    LLAMA_BODY,
                                    {"lm_head", DT_TP_REPLICATE, .in = "seq, seq"}};
 
-dt_tp_plan dt_llama_tp_plan(dt_tp_vocab vocab, bool sequence)
+static dt_tp_plan plan_of(dt_tp_vocab vocab, bool sequence, bool qk_norm)
 {
     static const dt_tp_rule *const rule[] = {split, gathered, whole};
-    return (dt_tp_plan){.nrules = DT_COUNT(split), .rule = rule[vocab], .sequence = sequence};
+    const int skip = qk_norm ? 0 : 1;
+    return (dt_tp_plan){
+        .nrules = DT_COUNT(split) - skip, .rule = rule[vocab] + skip, .sequence = sequence};
+}
+
+dt_tp_plan dt_llama_tp_plan(dt_tp_vocab vocab, bool sequence)
+{
+    return plan_of(vocab, sequence, false);
 }
 
 dt_tp_plan dt_model_tp_plan(const dt_model_facts *facts, dt_tp_vocab vocab, bool sequence)
 {
     dt_tp_plan plan = strcmp(facts->architecture, "GPT2LMHeadModel") == 0
                           ? dt_gpt2_tp_plan(vocab, sequence)
-                          : dt_llama_tp_plan(vocab, sequence);
+                          : plan_of(vocab, sequence, facts->qk_norm);
     plan.stage = facts->layers == 0; /* rows for layers then match nothing */
     return plan;
 }

@@ -2,7 +2,7 @@
  * Shapes: B batch, S sequence, H query heads, G key/value heads, D head dim, N hidden.
  *
  *     Llama   q_BSN = x Wq^T ... -> [B,H,S,D], [B,G,S,D]; rope on q and k; attention; [B,S,(H D)]
- *             Wo^T
+ *             Wo^T; Qwen2: biases on q, k, v; Qwen3: rmsnorm over D of q and k before rope
  *     GPT-2   qkv_BS3HD = x Wqkv + b; attention; [B,S,(H D)] Wo + b
  *
  * Sources: Touvron et al. 2023 (Llama), Ainslie et al. 2023 (grouped queries), Radford et al. 2019
@@ -17,15 +17,21 @@ static dt_values one(dt_tensor *x)
     return (dt_values){.n = 1, .value = {x}};
 }
 
-static dt_status add_linear(dt_module *m, const char *name, const dt_linear_options *options)
+static dt_status add_child(dt_module *m, const char *name, dt_module *child)
 {
-    dt_module *child = NULL;
-    DT_TRY(dt_layer_linear(options, &child));
     const dt_status st = dt_module_add(m, name, child);
     if (st != DT_OK) {
         dt_module_destroy(&child);
         return dt_error_push(st, __FILE__, __LINE__, __func__);
     }
+    return DT_OK;
+}
+
+static dt_status add_linear(dt_module *m, const char *name, const dt_linear_options *options)
+{
+    dt_module *child = NULL;
+    DT_TRY(dt_layer_linear(options, &child));
+    DT_TRY(add_child(m, name, child));
     return DT_OK;
 }
 
@@ -39,6 +45,16 @@ static dt_tensor *attend(dt_tape *t, dt_tensor *q, dt_tensor *k, dt_tensor *v,
 
 /* ---- Llama ---- */
 
+/* q or k with its norm, if there is one, and its positions. */
+static dt_tensor *rotated(dt_module *m, int norm, dt_tape *t, dt_tensor *head_BHSD,
+                          dt_tensor *positions)
+{
+    const dt_attention_layer_options *o = dt_module_state(m);
+    dt_tensor *x = o->qk_norm_eps > 0 ? dt_module_call1(dt_module_child(m, norm), t, head_BHSD)
+                                      : head_BHSD;
+    return dt_rope(t, x, positions, &o->rope);
+}
+
 static dt_values llama_forward(dt_module *m, dt_tape *t, const dt_values *in)
 {
     const dt_attention_layer_options *o = dt_module_state(m);
@@ -50,8 +66,8 @@ static dt_values llama_forward(dt_module *m, dt_tape *t, const dt_values *in)
         head[i] = dt_rearrange(t, y[i], "b s (h d) -> b h s d", sizes);
         dt_tensor_drop(y[i]);
     }
-    dt_tensor *q = dt_rope(t, head[0], in->value[1], o->rope_theta);
-    dt_tensor *k = dt_rope(t, head[1], in->value[1], o->rope_theta);
+    dt_tensor *q = rotated(m, 4, t, head[0], in->value[1]);
+    dt_tensor *k = rotated(m, 5, t, head[1], in->value[1]);
     dt_tensor *y_BHSD = attend(t, q, k, head[2], in->value[2]);
     dt_tensor *y_BSN = dt_rearrange(t, y_BHSD, "b h s d -> b s (h d)", "");
     return one(dt_dropout(t, dt_module_call1(dt_module_child(m, 3), t, y_BSN), o->dropout));
@@ -65,8 +81,11 @@ dt_status dt_layer_attention(const dt_attention_layer_options *o, dt_module **mo
     const struct {
         const char *name;
         int64_t in, out;
-    } part[] = {
-        {"q_proj", o->n, q}, {"k_proj", o->n, kv}, {"v_proj", o->n, kv}, {"o_proj", q, o->n}};
+        bool bias;
+    } part[] = {{"q_proj", o->n, q, o->qkv_bias},
+                {"k_proj", o->n, kv, o->qkv_bias},
+                {"v_proj", o->n, kv, o->qkv_bias},
+                {"o_proj", q, o->n, o->o_bias}};
     DT_REQUIRE(o->kv_heads > 0 && o->heads % o->kv_heads == 0, DT_ERR_ARG,
                "%lld query heads do not divide into groups for %lld key/value heads",
                (long long)o->heads, (long long)o->kv_heads);
@@ -78,8 +97,13 @@ dt_status dt_layer_attention(const dt_attention_layer_options *o, dt_module **mo
     *(dt_attention_layer_options *)dt_module_state(m) = *o;
     for (int i = 0; i < DT_COUNT(part); i++) {
         const dt_linear_options l = {
-            .in = part[i].in, .out = part[i].out, .bias = o->bias, .std = o->std};
+            .in = part[i].in, .out = part[i].out, .bias = part[i].bias, .std = o->std};
         DT_TRY_TO(fail, st, add_linear(m, part[i].name, &l));
+    }
+    for (int i = 0; i < 2 && o->qk_norm_eps > 0; i++) {
+        dt_module *norm = NULL;
+        DT_TRY_TO(fail, st, dt_layer_rmsnorm(o->head_dim, o->qk_norm_eps, &norm));
+        DT_TRY_TO(fail, st, add_child(m, i ? "k_norm" : "q_norm", norm));
     }
     *module_out = m;
     return DT_OK;

@@ -41,11 +41,13 @@ typedef struct dt_dropout_rates {
 
 /* Attention takes {x}, or {x, positions, documents}: [B, S] i32, as dt_rope and dt_attention take
  * them; either NULL. So does a block, which hands them on to its mixer.
- * Llama: q_proj, k_proj, v_proj, o_proj; rotary positions; grouped queries. */
+ * Llama and its relatives: q_proj, k_proj, v_proj, o_proj [, q_norm, k_norm]; rotary positions;
+ * grouped queries. */
 typedef struct dt_attention_layer_options {
     int64_t n, heads, kv_heads, head_dim;
-    double rope_theta;
-    bool bias;
+    dt_rope_options rope;
+    bool qkv_bias, o_bias;
+    double qk_norm_eps; /* > 0: q_norm and k_norm, rmsnorms over the head dim (Qwen3) */
     double std, dropout;
 } dt_attention_layer_options;
 DT_NODISCARD dt_status dt_layer_attention(const dt_attention_layer_options *options,

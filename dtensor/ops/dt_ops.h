@@ -10,6 +10,7 @@
  * vocabulary. */
 #pragma once
 
+#include "array/dt_kernels_nn.h"
 #include "dtensor/dt_tape.h"
 
 /* ---- sums of products ---- */
@@ -87,9 +88,11 @@ dt_tensor *dt_swiglu(dt_tape *t, dt_tensor *gate, dt_tensor *up); /* silu(gate) 
 /* Global indices 0 .. size-1 along one dim of x, i32, placed as that dim is: position ids for an
  * embedding of positions. */
 dt_tensor *dt_positions(dt_tape *t, dt_tensor *x, int dim);
-/* Rotary positions, halves rotated: x_BHSD, a = p * theta^(-2i/D). positions [S] or [B, S] i32,
- * placed as those dims of x; NULL: the global index along S.   Rule: "bhsD->bhsD", linear */
-dt_tensor *dt_rope(dt_tape *t, dt_tensor *x, dt_tensor *positions, double theta);
+/* Rotary positions, halves rotated: x_BHSD, angle p * f_i, f_i = theta^(-2i/D) and its scaled
+ * forms (dt_rope_options). positions [S] or [B, S] i32, placed as those dims of x; NULL: the global
+ * index along S.   Rule: "bhsD->bhsD", linear */
+dt_tensor *dt_rope(dt_tape *t, dt_tensor *x, dt_tensor *positions,
+                   const dt_rope_options *options);
 
 typedef struct dt_attention_options {
     bool not_causal;

@@ -2,16 +2,13 @@
  *
  *     y[i]       = x[i] cos a - x[i + D/2] sin a        a = position * theta^(-2i/D), i < D/2
  *     y[i + D/2] = x[i + D/2] cos a + x[i] sin a        dx: the same by -a
+ * With scaled frequencies (array/dt_kernels_nn.h) a is position * f_i.
  *
  * Rule: "bhsD->bhsD", linear, so P passes. Positions are placed as the dims of x that they meet,
  * R elsewhere; left out, they are the global indices along s, so a sharded sequence means the
  * same.
  * Source: Su et al. 2021, "RoFormer". */
 #include "dtensor/ops/nn_internal.h"
-
-typedef struct attributes {
-    double theta;
-} attributes;
 
 static dt_status infer(dt_rule *r)
 {
@@ -34,7 +31,7 @@ static dt_status rotate(dt_op_call *c, bool inverse, const dt_array *x, dt_array
                       .seq = s.dim[2],
                       .dim = s.dim[3],
                       .batched = c->in_layout[1] && c->in_layout[1]->shape.ndim == 2,
-                      .theta = ((const attributes *)c->attr)->theta};
+                      .rope = *(const dt_rope_options *)c->attr};
     dt_array *table;
     DT_TRY(dti_positions(c, 1, 0, x, &a.positions));
     DT_TRY(dt_op_scratch(c, x->dtype, DT_SHAPE(a.batched ? a.batch : 1, a.seq, a.dim), &table));
@@ -59,15 +56,15 @@ const dt_op dt_op_rope = {.name = "rope",
                           .linear = 1u << 0,
                           .nin = 2,
                           .nout = 1,
-                          .attr_bytes = sizeof(attributes),
+                          .attr_bytes = sizeof(dt_rope_options),
                           .optional = 1u << 1,
                           .forward = forward,
                           .backward = backward,
                           .no_grad_in = 1u << 1,
                           .saves = {DT_SAVE_IN(1)}};
 
-dt_tensor *(dt_rope)(dt_tape *t, dt_tensor *x, dt_tensor *positions, double theta)
+dt_tensor *(dt_rope)(dt_tape *t, dt_tensor *x, dt_tensor *positions,
+                     const dt_rope_options *options)
 {
-    const attributes attr = {theta};
-    return dt_op_apply(t, &dt_op_rope, &attr, 2, (dt_tensor *[]){x, positions});
+    return dt_op_apply(t, &dt_op_rope, options, 2, (dt_tensor *[]){x, positions});
 }

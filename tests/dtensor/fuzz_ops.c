@@ -249,7 +249,7 @@ static void swiglu(fuzz_call *c)
 
 static void rope(fuzz_call *c)
 {
-    c->out[0] = dt_rope(c->tape, c->in[0], c->in[1], 30.0);
+    c->out[0] = dt_rope(c->tape, c->in[0], c->in[1], &(dt_rope_options){.theta = 30});
 }
 
 static void attention(fuzz_call *c)

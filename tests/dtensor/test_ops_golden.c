@@ -103,7 +103,7 @@ static dt_tensor *call_swiglu(dt_tape *t, dt_tensor **in, const attributes *a)
 }
 static dt_tensor *call_rope(dt_tape *t, dt_tensor **in, const attributes *a)
 {
-    return dt_rope(t, in[0], in[1], a->theta);
+    return dt_rope(t, in[0], in[1], &(dt_rope_options){.theta = a->theta});
 }
 static dt_tensor *call_attention(dt_tape *t, dt_tensor **in, const attributes *a)
 {

@@ -45,7 +45,7 @@ static void embedding(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const v
 
 static void rope(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
 {
-    out[0] = dt_rope(t, in[0], arg ? in[1] : NULL, 100.0);
+    out[0] = dt_rope(t, in[0], arg ? in[1] : NULL, &(dt_rope_options){.theta = 100});
 }
 
 static void dropout(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)

@@ -378,7 +378,8 @@ static dt_status chain(dt_mesh *mesh, int threads, const float *host, const int3
     DT_TRY(ids_leaf(mesh, DT_SHAPE(2, 100), "", ids, &id));
     dt_compute_threads_set(threads);
     dt_tensor *x = dt_layernorm(tape, dt_embedding(tape, id, table), w, w, 1e-5);
-    dt_tensor *h = dt_rope(tape, dt_rearrange(tape, x, "b s (h d) -> b h s d", "h=8"), NULL, 1e4);
+    dt_tensor *h = dt_rope(tape, dt_rearrange(tape, x, "b s (h d) -> b h s d", "h=8"), NULL,
+                           &(dt_rope_options){.theta = 1e4});
     h = dt_rearrange(tape, dt_attention(tape, h, h, h, NULL), "b h s d -> b s (h d)", NULL);
     h = dt_rmsnorm(tape, dt_gelu(tape, dt_swiglu(tape, dt_silu(tape, h), x), DT_GELU_TANH), w,
                    1e-5);

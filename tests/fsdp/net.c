@@ -277,6 +277,6 @@ const dt_llama_config net_wide = {.vocab_size = 515,
                                   .num_key_value_heads = 4,
                                   .head_dim = 64,
                                   .max_position_embeddings = 128,
-                                  .rope_theta = 1e4,
+                                  .rope.theta = 1e4,
                                   .rms_norm_eps = 1e-5,
                                   .initializer_range = 0.02};

@@ -147,11 +147,29 @@ static void check_case(const law_case *c)
 
 /* Every case, 1 to 4 ranks (batches need not divide), micro_batch 0, 1 and 2: 12 runs a case. */
 static const char *const cases[] = {"llama_tiny", "llama_tied", "gpt2_tiny", "llama_labels"};
+/* Hugging Face's own models, of each family that the readers know. */
+static const char *const families[] = {"hf_llama2", "hf_llama3", "hf_mistral", "hf_qwen2",
+                                       "hf_qwen3"};
 
 START_TEST(training_equals_pytorch)
 {
     check_case(
         &(law_case){.golden = cases[_i / 12], .ranks = _i % 4 + 1, .micro_batch = _i / 4 % 3});
+}
+END_TEST
+
+static const law_case layouts[] = {{.ranks = 1},
+                                   {.ranks = 3, .micro_batch = 1},
+                                   {.ranks = 2, .tp = 2, .sp = true},
+                                   {.ranks = 6, .tp = 6},
+                                   {.ranks = 2, .dp_shard = 2},
+                                   {.ranks = 2, .pp = 2, .micro_batch = 2}};
+
+START_TEST(training_equals_hugging_face)
+{
+    law_case c = layouts[_i % DT_COUNT(layouts)];
+    c.golden = families[_i / DT_COUNT(layouts)];
+    check_case(&c);
 }
 END_TEST
 
@@ -208,6 +226,8 @@ int main(void)
     TCase *tc = tcase_create("training");
     tcase_set_timeout(tc, 300);
     tcase_add_loop_test(tc, training_equals_pytorch, 0, 12 * DT_COUNT(cases));
+    tcase_add_loop_test(tc, training_equals_hugging_face, 0,
+                        DT_COUNT(families) * DT_COUNT(layouts));
     tcase_add_loop_test(tc, tensor_parallel_training_equals_pytorch, 0, DT_COUNT(tp));
     tcase_add_loop_test(tc, pipelined_training_equals_pytorch, 0, law_pipelines(true, &pp));
     tcase_add_loop_test(tc, training_in_3d_equals_pytorch, 0, DT_COUNT(pp_3d));

@@ -19,7 +19,7 @@ static dt_llama_config llama(bool tied)
                              .num_key_value_heads = 1,
                              .head_dim = 4,
                              .max_position_embeddings = 16,
-                             .rope_theta = 10000,
+                             .rope.theta = 10000,
                              .rms_norm_eps = 1e-5,
                              .initializer_range = 0.02,
                              .tie_word_embeddings = tied};

@@ -96,11 +96,12 @@ static const dt_llama_config llama = {.vocab_size = VOCAB,
                                       .num_key_value_heads = 2,
                                       .head_dim = 10,
                                       .max_position_embeddings = 33,
-                                      .rope_theta = 50,
+                                      .rope.theta = 50,
                                       .rms_norm_eps = 0.25,
                                       .initializer_range = 0.5,
                                       .tie_word_embeddings = true,
-                                      .attention_bias = true,
+                                      .qkv_bias = true,
+                                      .o_bias = true,
                                       .mlp_bias = true,
                                       .dropout = 0.25};
 
@@ -129,11 +130,11 @@ static dt_llama_config llama_but(int i)
     case 4: c.num_attention_heads = 2; break;
     case 5: c.num_key_value_heads = 4; break;
     case 6: c.head_dim = 6; break;
-    case 7: c.rope_theta = 10000; break;
+    case 7: c.rope.theta = 10000; break;
     case 8: c.rms_norm_eps = 1e-6; break;
     case 9: c.initializer_range = 0.02; break;
     case 10: c.tie_word_embeddings = false; break;
-    case 11: c.attention_bias = false; break;
+    case 11: c.qkv_bias = c.o_bias = false; break;
     case 12: c.mlp_bias = false; break;
     case 13: c.dropout = 0; break;
     default: break;
@@ -157,8 +158,8 @@ static dt_status llama_body(dt_world *world, void *arg)
         "\"tie_word_embeddings\": %s, \"attention_bias\": %s, \"mlp_bias\": %s, \"dropout\": %g}",
         (int)c->vocab_size, (int)c->hidden_size, (int)c->intermediate_size,
         (int)c->num_hidden_layers, (int)c->num_attention_heads, (int)c->num_key_value_heads,
-        (int)c->head_dim, (int)c->max_position_embeddings, c->rope_theta, c->rms_norm_eps,
-        c->initializer_range, yes(c->tie_word_embeddings), yes(c->attention_bias), yes(c->mlp_bias),
+        (int)c->head_dim, (int)c->max_position_embeddings, c->rope.theta, c->rms_norm_eps,
+        c->initializer_range, yes(c->tie_word_embeddings), yes(c->qkv_bias), yes(c->mlp_bias),
         c->dropout);
     DT_TRY(from_text(world, text, &file, &facts));
     DT_TRY(llama_picture(world, c, &made));
@@ -195,7 +196,7 @@ static dt_status llama_defaults_body(dt_world *world, void *arg)
                                .num_key_value_heads = 4,
                                .head_dim = 6,
                                .max_position_embeddings = 2048,
-                               .rope_theta = 10000,
+                               .rope.theta = 10000,
                                .rms_norm_eps = 1e-6,
                                .initializer_range = 0.02};
     DT_TRY(from_text(world,

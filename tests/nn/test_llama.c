@@ -57,7 +57,7 @@ static dt_status small_llama(int64_t layers, dt_module **out)
                                .num_key_value_heads = 2,
                                .head_dim = 8,
                                .max_position_embeddings = 64,
-                               .rope_theta = 10000,
+                               .rope.theta = 10000,
                                .rms_norm_eps = 1e-5,
                                .initializer_range = 0.02};
     DT_TRY(dt_llama_create(&c, out));

@@ -368,7 +368,7 @@ START_TEST(llama_405b)
                                .num_key_value_heads = 8,
                                .head_dim = 128,
                                .max_position_embeddings = 131072,
-                               .rope_theta = 500000,
+                               .rope.theta = 500000,
                                .rms_norm_eps = 1e-5,
                                .initializer_range = 0.02};
     const int rank = ranks[_i];

@@ -26,7 +26,7 @@ static dt_status block(dt_module **out)
                                                   .heads = H,
                                                   .kv_heads = G,
                                                   .head_dim = D,
-                                                  .rope_theta = 100,
+                                                  .rope.theta = 100,
                                                   .std = 0.3,
                                                   .dropout = 0.25};
     dt_block_parts p = {"norm1", "attn", "norm2", "mlp", NULL, NULL, NULL, NULL};

@@ -21,7 +21,7 @@ static dt_status make_model(const pipe_plan *c, dt_module **out)
                                     .num_key_value_heads = 2,
                                     .head_dim = 4,
                                     .max_position_embeddings = 16,
-                                    .rope_theta = 1e4,
+                                    .rope.theta = 1e4,
                                     .rms_norm_eps = 1e-5,
                                     .initializer_range = 0.3,
                                     .tie_word_embeddings = c->tied};

@@ -29,7 +29,7 @@ static dt_status make_model(const model_case *c, dt_module **model, dt_model_fac
                                    .num_key_value_heads = c->kv_heads,
                                    .head_dim = 2,
                                    .max_position_embeddings = 64,
-                                   .rope_theta = 1e4,
+                                   .rope.theta = 1e4,
                                    .rms_norm_eps = 1e-5,
                                    .initializer_range = 0.3,
                                    .tie_word_embeddings = c->tied};
