@@ -25,8 +25,8 @@ static dt_status read_tokens(void *mesh, int64_t lo, int64_t hi, dt_tensor **ids
     return DT_OK;
 }
 
-static const dt_llama_config config = {VOCAB, HIDDEN, 48,  4,     4,     4,     8, SEQ,
-                                       1e4,   1e-5,   0.1, false, false, false, 0};
+static const dt_llama_config config = {VOCAB, HIDDEN, 48, 4, 4, 4, 8, SEQ, .rope.theta = 1e4,
+                                       .rms_norm_eps = 1e-5, .initializer_range = 0.1};
 static const dt_model_facts facts = {.architecture = "LlamaForCausalLM"};
 
 static dt_status train(dt_world *world, void *arg)
