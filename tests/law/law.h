@@ -2,6 +2,8 @@
  * compare. */
 #pragma once
 
+#include "tests/harness.h"
+
 #include "examples/train_session.h"
 
 enum { LAW_MAX_PARAMS = 128, LAW_MAX_STEPS = 64, LAW_MAX_RANKS = 16 };
@@ -54,6 +56,10 @@ typedef struct law_case {
 /* Run on every rank; rank 0's results. Errors as dt_status, with trace. */
 dt_status law_train(const law_case *c, law_run *run_out);
 void law_free(law_run *run);
+
+/* Add a loop test of n cases; with DT_EVERY=k in the environment only every k-th of them (for builds
+ * that run ten times slower). */
+void law_add(TCase *tc, const TTest *test, int n);
 
 /* Where the golden folders are: environment DT_GOLDEN, or tests/golden. */
 const char *law_path(const char *golden, const char *file, char buf[1024]);

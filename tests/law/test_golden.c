@@ -225,12 +225,11 @@ int main(void)
     Suite *suite = suite_create("goldens");
     TCase *tc = tcase_create("training");
     tcase_set_timeout(tc, 300);
-    tcase_add_loop_test(tc, training_equals_pytorch, 0, 12 * DT_COUNT(cases));
-    tcase_add_loop_test(tc, training_equals_hugging_face, 0,
-                        DT_COUNT(families) * DT_COUNT(layouts));
-    tcase_add_loop_test(tc, tensor_parallel_training_equals_pytorch, 0, DT_COUNT(tp));
-    tcase_add_loop_test(tc, pipelined_training_equals_pytorch, 0, law_pipelines(true, &pp));
-    tcase_add_loop_test(tc, training_in_3d_equals_pytorch, 0, DT_COUNT(pp_3d));
+    law_add(tc, training_equals_pytorch, 12 * DT_COUNT(cases));
+    law_add(tc, training_equals_hugging_face, DT_COUNT(families) * DT_COUNT(layouts));
+    law_add(tc, tensor_parallel_training_equals_pytorch, DT_COUNT(tp));
+    law_add(tc, pipelined_training_equals_pytorch, law_pipelines(true, &pp));
+    law_add(tc, training_in_3d_equals_pytorch, DT_COUNT(pp_3d));
     suite_add_tcase(suite, tc);
     const int failed = test_main(suite);
     free(pp);

@@ -220,10 +220,10 @@ int main(void)
     Suite *suite = suite_create("law of pipelines");
     TCase *tc = tcase_create("pp");
     tcase_set_timeout(tc, 300);
-    tcase_add_loop_test(tc, a_pipeline_is_one_rank, 0, n);
-    tcase_add_loop_test(tc, a_pipeline_composes, 0, n_3d);
-    tcase_add_loop_test(tc, more_of_them_are_one_rank, 0, DT_COUNT(more));
-    tcase_add_loop_test(tc, backward_in_halves_is_backward_bit_for_bit, 0, 4 * HALVES);
+    law_add(tc, a_pipeline_is_one_rank, n);
+    law_add(tc, a_pipeline_composes, n_3d);
+    law_add(tc, more_of_them_are_one_rank, DT_COUNT(more));
+    law_add(tc, backward_in_halves_is_backward_bit_for_bit, 4 * HALVES);
     suite_add_tcase(suite, tc);
     const int failed = test_main(suite);
     free(alone);

@@ -90,10 +90,10 @@ int main(void)
     Suite *suite = suite_create("law of recomputation");
     TCase *tc = tcase_create("bits");
     tcase_set_timeout(tc, 300);
-    tcase_add_loop_test(tc, data_parallel, 0, 3 * DT_COUNT(goldens));
-    tcase_add_loop_test(tc, fully_sharded, 0, 6 * DT_COUNT(goldens));
-    tcase_add_loop_test(tc, tensor_parallel, 0, 2 * DT_COUNT(goldens));
-    tcase_add_loop_test(tc, dropout_happens, 0, DT_COUNT(goldens));
+    law_add(tc, data_parallel, 3 * DT_COUNT(goldens));
+    law_add(tc, fully_sharded, 6 * DT_COUNT(goldens));
+    law_add(tc, tensor_parallel, 2 * DT_COUNT(goldens));
+    law_add(tc, dropout_happens, DT_COUNT(goldens));
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

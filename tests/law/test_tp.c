@@ -133,8 +133,8 @@ int main(void)
     Suite *suite = suite_create("law of tensor parallelism");
     TCase *tc = tcase_create("tp");
     tcase_set_timeout(tc, 300);
-    tcase_add_loop_test(tc, tp_ranks_are_one, 0, 4 * DT_COUNT(mesh));
-    tcase_add_loop_test(tc, a_fault_is_noticed, 0, DT_COUNT(fault));
+    law_add(tc, tp_ranks_are_one, 4 * DT_COUNT(mesh));
+    law_add(tc, a_fault_is_noticed, DT_COUNT(fault));
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }
