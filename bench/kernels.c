@@ -86,7 +86,7 @@ static void rope(const bench *b)
                             .heads = b->n / DIM / 1024,
                             .seq = 1024,
                             .dim = DIM,
-                            .theta = 1e4,
+                            .rope.theta = 1e4,
                             .positions = b->ids,
                             .table = b->x[3]};
     b->nn->rope_table(&a);
