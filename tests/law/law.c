@@ -32,18 +32,20 @@ static double number(const json_t *train, const char *key)
  * path. */
 static dt_status alter_model(const law_case *c, paths *p)
 {
-    static const char *const dropout[] = {"dropout", "embd_pdrop", "resid_pdrop"},
-                             *const layers[] = {"num_hidden_layers", "n_layer"};
+    static const char *const llama[] = {"num_hidden_layers", "dropout"};
+    static const char *const gpt2[] = {"n_layer", "embd_pdrop", "resid_pdrop"};
     json_t *j = NULL;
     DT_TRY(dt_json_load(p->config, &j));
     (void)snprintf(p->config, sizeof p->config, "/tmp/law_config_XXXXXX");
     FILE *f = NULL;
     const int fd = mkstemp(p->config);
     bool ok = fd >= 0 && (f = fdopen(fd, "w")) != NULL;
-    for (int i = 0; c->dropout > 0 && i < DT_COUNT(dropout); i++)
-        ok = ok && json_object_set_new(j, dropout[i], json_real(c->dropout)) == 0;
-    for (int i = 0; c->layers && i < DT_COUNT(layers); i++)
-        ok = ok && json_object_set_new(j, layers[i], json_integer(c->layers)) == 0;
+    const bool is_gpt2 = json_object_get(j, "n_layer") != NULL;
+    const char *const *field = is_gpt2 ? gpt2 : llama;
+    for (int i = 1; c->dropout > 0 && i < (is_gpt2 ? DT_COUNT(gpt2) : DT_COUNT(llama)); i++)
+        ok = ok && json_object_set_new(j, field[i], json_real(c->dropout)) == 0;
+    if (c->layers)
+        ok = ok && json_object_set_new(j, field[0], json_integer(c->layers)) == 0;
     ok = ok && json_dumpf(j, f, 0) == 0;
     ok = (!f || fclose(f) == 0) && ok;
     json_decref(j);

@@ -57,8 +57,8 @@ typedef struct law_case {
 dt_status law_train(const law_case *c, law_run *run_out);
 void law_free(law_run *run);
 
-/* Add a loop test of n cases; with DT_EVERY=k in the environment only every k-th of them (for builds
- * that run ten times slower). */
+/* Add a loop test of n cases; with DT_EVERY=k in the environment only every k-th of them (for
+ * builds that run ten times slower). */
 void law_add(TCase *tc, const TTest *test, int n);
 
 /* Where the golden folders are: environment DT_GOLDEN, or tests/golden. */
