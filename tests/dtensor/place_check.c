@@ -189,6 +189,44 @@ dt_status place_mesh(dt_world *world, const dt_axis *axes, int naxes, dt_mesh **
     return DT_OK;
 }
 
+dt_status place_open(place_bench *b, dt_world *world)
+{
+    b->world = world;
+    DT_TRY(place_mesh(world, (dt_axis[]){{"tp", dt_world_size(world)}}, 1, &b->mesh));
+    DT_TRY(dt_world_heap(world, (dt_device){DT_CPU, 0}, &b->heap));
+    DT_TRY(dt_tape_create(b->mesh, NULL, &b->t));
+    return DT_OK;
+}
+
+void place_close(place_bench *b)
+{
+    dt_tape_destroy(&b->t);
+    dt_mesh_destroy(&b->mesh);
+}
+
+dt_status place_grad_leaf(place_bench *b, dt_shape shape, const char *text, dt_dtype dtype,
+                          uint64_t seed, dt_tensor **out)
+{
+    const dt_layout *layout = NULL;
+    DT_TRY(dt_mesh_layout_text(b->mesh, shape, text, &layout));
+    DT_TRY(place_leaf(layout, dtype, seed, out));
+    dt_tensor_set_requires_grad(*out, true);
+    return DT_OK;
+}
+
+dt_status place_dual_leaf(const dt_layout *y, bool partial, uint64_t seed, dt_tensor **out)
+{
+    dt_layout layout = dt_layout_dual(y);
+    const dt_layout *interned = NULL;
+    for (int a = 0; a < y->grid->naxes; a++) {
+        if (partial && dt_layout_at(y, a).kind == DT_REPLICATE)
+            layout.partial = (uint8_t)(layout.partial | 1u << a);
+    }
+    DT_TRY(dt_mesh_layout(dt_layout_mesh(y), &layout, &interned));
+    DT_TRY(place_leaf(interned, DT_F32, seed, out));
+    return DT_OK;
+}
+
 const char *place_text(const dt_layout *a, const dt_layout *b, char *buf, size_t size_bytes)
 {
     char x[DT_LAYOUT_TEXT], y[DT_LAYOUT_TEXT], shape[DT_SHAPE_TEXT];

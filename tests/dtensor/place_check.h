@@ -31,6 +31,22 @@ dt_status place_layouts(dt_mesh *mesh, dt_shape shape, const dt_layout **list, i
 
 /* A mesh of all ranks of the world. */
 dt_status place_mesh(dt_world *world, const dt_axis *axes, int naxes, dt_mesh **mesh_out);
+/* A mesh of one axis tp of all ranks, a tape on it, and the heap of both. */
+typedef struct place_bench {
+    dt_world *world;
+    dt_mesh *mesh;
+    dt_tape *t;
+    dt_heap *heap;
+} place_bench;
+
+dt_status place_open(place_bench *b, dt_world *world);
+void place_close(place_bench *b);
+/* A leaf that wants a gradient; its layout as text. */
+dt_status place_grad_leaf(place_bench *b, dt_shape shape, const char *text, dt_dtype dtype,
+                          uint64_t seed, dt_tensor **out);
+/* A gradient for outputs placed `y`: the dual, with P where y is R if `partial`. */
+dt_status place_dual_leaf(const dt_layout *y, bool partial, uint64_t seed, dt_tensor **out);
+
 /* "[R] -> [P@tp] of [3, 2]" */
 const char *place_text(const dt_layout *a, const dt_layout *b, char *buf, size_t size_bytes);
 /* DT_FULL=1 in the environment: the long forms. */

@@ -1,40 +1,8 @@
-/* tests/dtensor/test_backward.c - the walk: where gradients go, who owns them, in one part or two,
- * and its markers. */
+/* tests/dtensor/test_backward.c - the walk: where gradients go, who owns them, in one part or two.
+ * Its markers: tests/dtensor/test_markers.c. */
 #include "tests/dtensor/place_check.h"
 
-#include <stdio.h>
 #include <string.h>
-
-typedef struct bench {
-    dt_mesh *mesh;
-    dt_tape *t;
-    dt_heap *heap;
-} bench;
-
-static dt_status open_bench(bench *b, dt_world *world)
-{
-    DT_TRY(place_mesh(world, (dt_axis[]){{"tp", dt_world_size(world)}}, 1, &b->mesh));
-    DT_TRY(dt_world_heap(world, (dt_device){DT_CPU, 0}, &b->heap));
-    DT_TRY(dt_tape_create(b->mesh, NULL, &b->t));
-    return DT_OK;
-}
-
-static void close_bench(bench *b)
-{
-    dt_tape_destroy(&b->t);
-    dt_mesh_destroy(&b->mesh);
-}
-
-/* A leaf that wants a gradient, with the values of `seed`. */
-static dt_status leaf(bench *b, dt_shape shape, const char *text, dt_dtype dtype, uint64_t seed,
-                      dt_tensor **out)
-{
-    const dt_layout *layout = NULL;
-    DT_TRY(dt_mesh_layout_text(b->mesh, shape, text, &layout));
-    DT_TRY(place_leaf(layout, dtype, seed, out));
-    dt_tensor_set_requires_grad(*out, true);
-    return DT_OK;
-}
 
 static dt_local local_of(dt_tensor *x)
 {
@@ -46,14 +14,14 @@ static dt_local local_of(dt_tensor *x)
 static dt_status refused_body(dt_world *world, void *arg)
 {
     (void)arg;
-    bench b;
+    place_bench b;
     dt_tensor *x = NULL, *s1 = NULL, *p = NULL, *f64 = NULL, *short_one = NULL;
-    DT_TRY(open_bench(&b, world));
-    DT_TRY(leaf(&b, DT_SHAPE(4, 4), "S(0)@tp", DT_F32, 1, &x));
-    DT_TRY(leaf(&b, DT_SHAPE(4, 4), "S(1)@tp", DT_F32, 1, &s1));
-    DT_TRY(leaf(&b, DT_SHAPE(4, 4), "P@tp", DT_F32, 1, &p));
-    DT_TRY(leaf(&b, DT_SHAPE(4, 4), "S(0)@tp", DT_F64, 1, &f64));
-    DT_TRY(leaf(&b, DT_SHAPE(2, 4), "S(0)@tp", DT_F32, 1, &short_one));
+    DT_TRY(place_open(&b, world));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(4, 4), "S(0)@tp", DT_F32, 1, &x));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(4, 4), "S(1)@tp", DT_F32, 1, &s1));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(4, 4), "P@tp", DT_F32, 1, &p));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(4, 4), "S(0)@tp", DT_F64, 1, &f64));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(2, 4), "S(0)@tp", DT_F32, 1, &short_one));
     dt_tensor *y = dt_scale(b.t, x, 2), *plain = dt_scale(b.t, p, 2);
     TEST_FAILS(DT_ERR_SHAPE, "one element", dt_backward(b.t, y));
     dt_tape_reset(b.t, NULL);
@@ -95,7 +63,7 @@ static dt_status refused_body(dt_world *world, void *arg)
     dt_tensor_destroy(&p);
     dt_tensor_destroy(&f64);
     dt_tensor_destroy(&short_one);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -110,12 +78,12 @@ END_TEST
 static dt_status owned_body(dt_world *world, void *arg)
 {
     (void)arg;
-    bench b;
+    place_bench b;
     dt_tensor *x = NULL, *z = NULL, *g = NULL;
-    DT_TRY(open_bench(&b, world));
-    DT_TRY(leaf(&b, DT_SHAPE(5, 3), "S(0)@tp", DT_F32, 1, &x));
-    DT_TRY(leaf(&b, DT_SHAPE(5, 3), "S(0)@tp", DT_F32, 2, &z));
-    DT_TRY(leaf(&b, DT_SHAPE(5, 3), "S(0)@tp", DT_F32, 3, &g));
+    DT_TRY(place_open(&b, world));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(5, 3), "S(0)@tp", DT_F32, 1, &x));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(5, 3), "S(0)@tp", DT_F32, 2, &z));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(5, 3), "S(0)@tp", DT_F32, 3, &g));
     const dt_local dy = local_of(g);
     for (int step = 1; step <= 3; step++) {
         dt_tensor *y = dt_add(b.t, x, z); /* both gradients are dy itself */
@@ -138,7 +106,7 @@ static dt_status owned_body(dt_world *world, void *arg)
     dt_tensor_destroy(&x);
     dt_tensor_destroy(&z);
     dt_tensor_destroy(&g);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -151,13 +119,13 @@ END_TEST
 static dt_status mixed_body(dt_world *world, void *arg)
 {
     (void)arg;
-    bench b;
+    place_bench b;
     dt_tensor *x = NULL, *r = NULL, *p = NULL;
     const dt_layout *home = NULL;
-    DT_TRY(open_bench(&b, world));
-    DT_TRY(leaf(&b, DT_SHAPE(4, 3), "", DT_F32, 1, &x));
-    DT_TRY(leaf(&b, DT_SHAPE(4, 3), "", DT_F32, 2, &r));
-    DT_TRY(leaf(&b, DT_SHAPE(4, 3), "P@tp", DT_F32, 2, &p));
+    DT_TRY(place_open(&b, world));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(4, 3), "", DT_F32, 1, &x));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(4, 3), "", DT_F32, 2, &r));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(4, 3), "P@tp", DT_F32, 2, &p));
     const dt_local grad[2] = {local_of(r), local_of(p)};
     home = dt_tensor_layout(x);
     dt_world_reset_counts(world);
@@ -186,7 +154,7 @@ static dt_status mixed_body(dt_world *world, void *arg)
     dt_tensor_destroy(&x);
     dt_tensor_destroy(&r);
     dt_tensor_destroy(&p);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -201,11 +169,11 @@ static dt_status dropped_body(dt_world *world, void *arg)
 {
     (void)arg;
     static const dt_dtype types[] = {DT_F32, DT_F64, DT_BF16, DT_F16};
-    bench b;
-    DT_TRY(open_bench(&b, world));
+    place_bench b;
+    DT_TRY(place_open(&b, world));
     for (int i = 0; i < DT_COUNT(types); i++) {
         dt_tensor *x = NULL;
-        DT_TRY(leaf(&b, DT_SHAPE(5), "S(0)@tp", types[i], 1, &x));
+        DT_TRY(place_grad_leaf(&b, DT_SHAPE(5), "S(0)@tp", types[i], 1, &x));
         dt_scope_begin(b.t);
         dt_tensor *two = dt_scale(b.t, x, 2), *one = dt_add(b.t, two, x);
         dt_tensor *loss = dt_sum(b.t, dt_mul(b.t, dt_scale(b.t, x, 2), one), 0);
@@ -217,7 +185,7 @@ static dt_status dropped_body(dt_world *world, void *arg)
         dt_tape_reset(b.t, NULL);
         dt_tensor_destroy(&x);
     }
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -250,13 +218,13 @@ static dt_status halves_body(dt_world *world, void *arg)
 {
     (void)arg;
     enum { N = 6 };
-    bench b;
+    place_bench b;
     dt_tensor *leafs[3] = {NULL}, *g = NULL; /* x, w1, w2 */
     dt_local whole[3];
-    DT_TRY(open_bench(&b, world));
+    DT_TRY(place_open(&b, world));
     for (int i = 0; i < 3; i++)
-        DT_TRY(leaf(&b, DT_SHAPE(N, N), "", DT_F32, (uint64_t)i, &leafs[i]));
-    DT_TRY(leaf(&b, DT_SHAPE(N, N), "P@tp", DT_F32, 9, &g));
+        DT_TRY(place_grad_leaf(&b, DT_SHAPE(N, N), "", DT_F32, (uint64_t)i, &leafs[i]));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(N, N), "P@tp", DT_F32, 9, &g));
     dt_tensor_set_parameter(leafs[1], true);
     dt_tensor_set_parameter(leafs[2], true);
     const dt_local dy = local_of(g);
@@ -292,101 +260,13 @@ static dt_status halves_body(dt_world *world, void *arg)
     for (int i = 0; i < 3; i++)
         dt_tensor_destroy(&leafs[i]);
     dt_tensor_destroy(&g);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
 START_TEST(two_parts_equal_the_whole)
 {
     test_ranks(2, halves_body, NULL);
-}
-END_TEST
-
-/* ---- markers ---- */
-
-typedef struct diary {
-    char text[64];
-} diary;
-
-static dt_status note(dt_tape *t, void *arg, dt_walk walk)
-{
-    (void)t;
-    const char **entry = arg; /* {text, diary} */
-    diary *d = (diary *)(uintptr_t)entry[1];
-    const size_t n = strlen(d->text);
-    (void)snprintf(d->text + n, sizeof d->text - n, "%s%s ", entry[0],
-                   walk == DT_WALK_ALL     ? ""
-                   : walk == DT_WALK_INPUT ? "i"
-                                           : "w");
-    return DT_OK;
-}
-
-static dt_status fails(dt_tape *t, void *arg, dt_walk walk)
-{
-    (void)t;
-    (void)arg;
-    (void)walk;
-    return DT_ERROR(DT_ERR_IO, "a hook that fails");
-}
-
-static dt_status markers_body(dt_world *world, void *arg)
-{
-    (void)arg;
-    bench b;
-    diary d = {""};
-    const char *entry[4][2] = {{"b1", (const char *)&d},
-                               {"e1", (const char *)&d},
-                               {"b2", (const char *)&d},
-                               {"e2", (const char *)&d}};
-    dt_tensor *x = NULL;
-    DT_TRY(open_bench(&b, world));
-    DT_TRY(leaf(&b, DT_SHAPE(3), "", DT_F32, 1, &x));
-    for (int used = 0; used < 2; used++) {
-        for (int parts = 1; parts <= 2; parts++) {
-            d.text[0] = '\0';
-            const int b1 = dt_tape_mark_begin(b.t, note, entry[0]);
-            dt_tensor *y = dt_scale(b.t, x, 2);
-            dt_tape_mark_pair(b.t, b1,
-                              dt_tape_mark_end(b.t, note, entry[1], 2, (dt_tensor *[]){NULL, y}));
-            const int b2 = dt_tape_mark_begin(b.t, note, entry[2]);
-            dt_tensor *z = dt_scale(b.t, y, 2);
-            dt_tape_mark_pair(b.t, b2, dt_tape_mark_end(b.t, note, entry[3], 1, &z));
-            dt_tensor *loss = dt_sum(b.t, used ? z : y, 0); /* the second call may be left out */
-            const dt_layout *layout = dt_tensor_layout(loss);
-            dt_local one = {layout, {0}};
-            DT_TRY(dt_array_create(b.heap, DT_F32, DT_SCALAR, DT_TAG_GRADIENT, &one.array));
-            dt_array_fill(&one.array, 1);
-            if (parts == 1)
-                DT_TRY(dt_backward(b.t, loss));
-            else
-                DT_TRY(dt_backward_input(b.t, 1, &loss, &one));
-            if (parts == 2)
-                DT_TRY(dt_backward_weight(b.t));
-            static const char *const want[2][2] = {
-                {"e1 b1 ", "e1i b1i e1w b1w "},
-                {"e2 b2 e1 b1 ", "e2i b2i e1i b1i e2w b2w e1w b1w "}};
-            TEST_THAT(strcmp(d.text, want[used][parts - 1]) == 0, "'%s'", d.text);
-            dt_array_release(&one.array);
-            dt_tape_reset(b.t, NULL);
-        }
-    }
-    dt_tape_enter(b.t, "model.norm");
-    dt_tensor *y = dt_scale(b.t, x, 2);
-    (void)dt_tape_mark_end(b.t, fails, NULL, 1, &y);
-    dt_tape_leave(b.t);
-    dt_tensor *loss = dt_sum(b.t, y, 0);
-    TEST_FAILS(DT_ERR_IO, "model.norm", dt_backward(b.t, loss));
-    TEST_FAILS(DT_ERR_IO, "a hook that fails", dt_tape_status(b.t));
-    dt_tape_reset(b.t, &(dt_tape_options){.no_grad = true});
-    TEST_THAT(dt_tape_mark_begin(b.t, note, entry[0]) == -1, "no_grad has no markers");
-    dt_tensor_destroy(&x);
-    close_bench(&b);
-    return DT_OK;
-}
-
-START_TEST(markers)
-{
-    test_ranks(1, markers_body, NULL);
 }
 END_TEST
 
@@ -413,10 +293,10 @@ static dt_status failing_body(dt_world *world, void *arg)
                              .rule = "...->...",
                              .forward = plain_forward,
                              .backward = bad_backward};
-    bench b;
+    place_bench b;
     dt_tensor *x = NULL;
-    DT_TRY(open_bench(&b, world));
-    DT_TRY(leaf(&b, DT_SHAPE(3), "S(0)@tp", DT_F32, 1, &x));
+    DT_TRY(place_open(&b, world));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(3), "S(0)@tp", DT_F32, 1, &x));
     dt_tape_enter(b.t, "model.mlp");
     dt_tensor *y = dt_op_apply1(dt_tape_at(b.t, "here.c:7"), &op, NULL, x);
     dt_tape_leave(b.t);
@@ -426,7 +306,7 @@ static dt_status failing_body(dt_world *world, void *arg)
     for (int i = 0; i < DT_COUNT(words); i++)
         TEST_FAILS(DT_ERR_DEVICE, words[i], dt_tape_status(b.t));
     dt_tensor_destroy(&x);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -446,7 +326,6 @@ int main(void)
     tcase_add_test(tc, r_and_p_add_up);
     tcase_add_test(tc, dropped_inputs_keep_their_type);
     tcase_add_test(tc, two_parts_equal_the_whole);
-    tcase_add_test(tc, markers);
     tcase_add_test(tc, failing_gradient);
     suite_add_tcase(suite, tc);
     return test_main(suite);

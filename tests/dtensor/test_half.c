@@ -9,34 +9,6 @@
 
 enum { N = 64 };
 
-typedef struct bench {
-    dt_mesh *mesh;
-    dt_tape *t;
-} bench;
-
-static dt_status open_bench(bench *b, dt_world *world)
-{
-    DT_TRY(place_mesh(world, (dt_axis[]){{"tp", dt_world_size(world)}}, 1, &b->mesh));
-    DT_TRY(dt_tape_create(b->mesh, NULL, &b->t));
-    return DT_OK;
-}
-
-static void close_bench(bench *b)
-{
-    dt_tape_destroy(&b->t);
-    dt_mesh_destroy(&b->mesh);
-}
-
-static dt_status leaf(bench *b, dt_shape shape, const char *text, dt_dtype dtype, uint64_t seed,
-                      dt_tensor **out)
-{
-    const dt_layout *layout = NULL;
-    DT_TRY(dt_mesh_layout_text(b->mesh, shape, text, &layout));
-    DT_TRY(place_leaf(layout, dtype, seed, out));
-    dt_tensor_set_requires_grad(*out, true);
-    return DT_OK;
-}
-
 /* silu and its gradient in double, of numbers that are exact in 16 bits: the op's results are
  * these, rounded once. */
 static double silu(double x)
@@ -68,12 +40,12 @@ static dt_status wide_body(dt_world *world, void *arg)
                  {DT_F16, 1.0 / 2048},
                  {DT_F32, 1e-6},
                  {DT_F64, 6e-8}}; /* read as f32 */
-    bench b;
-    DT_TRY(open_bench(&b, world));
+    place_bench b;
+    DT_TRY(place_open(&b, world));
     for (int i = 0; i < DT_COUNT(types); i++) {
         dt_tensor *x = NULL;
         float y[N], dx[N];
-        DT_TRY(leaf(&b, DT_SHAPE(N), "S(0)@tp", types[i].dtype, 1, &x));
+        DT_TRY(place_grad_leaf(&b, DT_SHAPE(N), "S(0)@tp", types[i].dtype, 1, &x));
         dt_tensor *out = dt_silu(b.t, x);
         TEST_THAT(dt_tensor_dtype(out) == types[i].dtype, "the type stays");
         DT_TRY(dt_tensor_read_f32_sync(out, y));
@@ -91,7 +63,7 @@ static dt_status wide_body(dt_world *world, void *arg)
         dt_tensor_destroy(&x);
         dt_tape_reset(b.t, NULL);
     }
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -105,12 +77,12 @@ END_TEST
 static dt_status sums_body(dt_world *world, void *arg)
 {
     (void)arg;
-    bench b;
+    place_bench b;
     const dt_layout *rows = NULL, *p = NULL;
     const int k = dt_world_size(world);
     dt_tensor *x = NULL, *part = NULL;
     double sum = 0;
-    DT_TRY(open_bench(&b, world));
+    DT_TRY(place_open(&b, world));
     DT_TRY(dt_mesh_layout_text(b.mesh, DT_SHAPE(257), "", &rows));
     DT_TRY(dt_full_value(rows, DT_BF16, 1.0 / 512, &x));
     ((uint16_t *)dt_array_data(dt_tensor_local(x)))[0] = dt_f32_to_bf16(1.0f);
@@ -131,7 +103,7 @@ static dt_status sums_body(dt_world *world, void *arg)
     }
     dt_tensor_destroy(&x);
     dt_tensor_destroy(&part);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -148,15 +120,15 @@ static dt_status linear_body(dt_world *world, void *arg)
     (void)arg;
     static const dt_dtype types[] = {DT_F64, DT_F32, DT_BF16, DT_F16};
     enum { M = 5, K = 4, ROWS = 3 };
-    bench b;
+    place_bench b;
     float want[4][M * K] = {{0}};
-    DT_TRY(open_bench(&b, world));
+    DT_TRY(place_open(&b, world));
     for (int i = 0; i < DT_COUNT(types); i++) {
         dt_tensor *x = NULL, *w = NULL, *bias = NULL;
         float got[M * K];
-        DT_TRY(leaf(&b, DT_SHAPE(ROWS, K), "S(1)@tp", types[i], 1, &x));
-        DT_TRY(leaf(&b, DT_SHAPE(M, K), "S(1)@tp", types[i], 2, &w));
-        DT_TRY(leaf(&b, DT_SHAPE(M), "", types[i], 3, &bias));
+        DT_TRY(place_grad_leaf(&b, DT_SHAPE(ROWS, K), "S(1)@tp", types[i], 1, &x));
+        DT_TRY(place_grad_leaf(&b, DT_SHAPE(M, K), "S(1)@tp", types[i], 2, &w));
+        DT_TRY(place_grad_leaf(&b, DT_SHAPE(M), "", types[i], 3, &bias));
         dt_tensor *y = dt_full(b.t, dt_linear(b.t, x, w, bias));
         TEST_THAT(dt_tensor_dtype(y) == types[i], "type");
         DT_TRY(dt_backward(b.t, dt_sum(b.t, y, 0)));
@@ -179,7 +151,7 @@ static dt_status linear_body(dt_world *world, void *arg)
         dt_tensor_destroy(&bias);
         dt_tape_reset(b.t, NULL);
     }
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -194,13 +166,13 @@ END_TEST
 static dt_status casts_body(dt_world *world, void *arg)
 {
     (void)arg;
-    bench b;
+    place_bench b;
     dt_tensor *x = NULL, *p = NULL, *h = NULL, *ids = NULL;
-    DT_TRY(open_bench(&b, world));
-    DT_TRY(leaf(&b, DT_SHAPE(6), "S(0)@tp", DT_F32, 1, &x));
-    DT_TRY(leaf(&b, DT_SHAPE(6), "P@tp", DT_F32, 2, &p));
-    DT_TRY(leaf(&b, DT_SHAPE(6), "S(0)@tp", DT_BF16, 3, &h));
-    DT_TRY(leaf(&b, DT_SHAPE(6), "S(0)@tp", DT_I32, 3, &ids));
+    DT_TRY(place_open(&b, world));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(6), "S(0)@tp", DT_F32, 1, &x));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(6), "P@tp", DT_F32, 2, &p));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(6), "S(0)@tp", DT_BF16, 3, &h));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(6), "S(0)@tp", DT_I32, 3, &ids));
     TEST_THAT(!dt_tensor_requires_grad(ids), "whole numbers have no gradient");
     TEST_THAT(dt_tensor_is_failed(dt_add(b.t, x, h)), "two types");
     TEST_FAILS(DT_ERR_ARG, "operand 0 is f32, operand 1 is bf16", dt_tape_status(b.t));
@@ -230,7 +202,7 @@ static dt_status casts_body(dt_world *world, void *arg)
     dt_tensor_destroy(&p);
     dt_tensor_destroy(&h);
     dt_tensor_destroy(&ids);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 

@@ -4,42 +4,7 @@
 
 #include <string.h>
 
-typedef struct bench {
-    dt_world *world;
-    dt_mesh *mesh;
-    dt_tape *t;
-} bench;
-
-static dt_status open_bench(bench *b, dt_world *world)
-{
-    b->world = world;
-    DT_TRY(place_mesh(world, (dt_axis[]){{"tp", dt_world_size(world)}}, 1, &b->mesh));
-    DT_TRY(dt_tape_create(b->mesh, NULL, &b->t));
-    return DT_OK;
-}
-
-static void close_bench(bench *b)
-{
-    dt_tape_destroy(&b->t);
-    dt_mesh_destroy(&b->mesh);
-}
-
-static dt_status layout_of(bench *b, dt_shape shape, const char *text, const dt_layout **out)
-{
-    DT_TRY(dt_mesh_layout_text(b->mesh, shape, text, out));
-    return DT_OK;
-}
-
-static dt_status leaf(bench *b, dt_shape shape, const char *text, uint64_t seed, dt_tensor **out)
-{
-    const dt_layout *layout = NULL;
-    DT_TRY(layout_of(b, shape, text, &layout));
-    DT_TRY(place_leaf(layout, DT_F32, seed, out));
-    dt_tensor_set_requires_grad(*out, true);
-    return DT_OK;
-}
-
-static int64_t calls(const bench *b)
+static int64_t calls(const place_bench *b)
 {
     return dt_world_counts(b->world).total_calls;
 }
@@ -52,15 +17,12 @@ static const struct trip {
     {"S(0)@tp", NULL}, {"S(1)@tp", "S(1)@tp"}, {"", NULL}, {"", ""}, {"P@tp", NULL},
 };
 
-static dt_status run_trip(bench *b, const struct trip *c)
+static dt_status run_trip(place_bench *b, const struct trip *c)
 {
     enum { X = 1, G = 2 };
     dt_tensor *x = NULL, *g = NULL;
-    const dt_layout *dual = NULL;
-    DT_TRY(leaf(b, DT_SHAPE(5, 3), c->x, X, &x));
-    const dt_layout d = dt_layout_dual(dt_tensor_layout(x));
-    DT_TRY(dt_mesh_layout(b->mesh, &d, &dual));
-    DT_TRY(place_leaf(dual, DT_F32, G, &g));
+    DT_TRY(place_grad_leaf(b, DT_SHAPE(5, 3), c->x, DT_F32, X, &x));
+    DT_TRY(place_dual_leaf(dt_tensor_layout(x), false, G, &g));
     dt_world_reset_counts(b->world);
     dt_tensor *local = dt_to_local(b->t, x, c->declared);
     DT_TRY(dt_tape_status(b->t));
@@ -69,7 +31,7 @@ static dt_status run_trip(bench *b, const struct trip *c)
     TEST_THAT(dt_tensor_local(local)->storage == dt_tensor_local(x)->storage, "not copied");
     dt_tensor *y = dt_from_local(b->t, dt_scale(b->t, local, 2), dt_tensor_layout(x));
     DT_TRY(dt_tape_status(b->t));
-    DT_TRY(dt_backward_from(b->t, 1, &y, &(dt_local){dual, *dt_tensor_local(g)}));
+    DT_TRY(dt_backward_from(b->t, 1, &y, &(dt_local){dt_tensor_layout(g), *dt_tensor_local(g)}));
     TEST_THAT(calls(b) == 0, "%s: %lld calls", c->x, (long long)calls(b));
     const dt_local value = {dt_tensor_layout(y), *dt_tensor_local(y)};
     DT_TRY(place_holds(&value, X, 2, c->x));
@@ -84,17 +46,17 @@ static dt_status run_trip(bench *b, const struct trip *c)
  * none. Each rank sums its
  * local copy times (rank + 1): as parts of one loss, dx = sum over ranks; as copies, dx is the
  * rank's own row range. */
-static dt_status declared_grad(bench *b, const char *declared, int64_t scatters)
+static dt_status declared_grad(place_bench *b, const char *declared, int64_t scatters)
 {
     dt_tensor *x = NULL;
     const dt_layout *scalar = NULL;
     const int k = dt_world_size(b->world);
-    DT_TRY(leaf(b, DT_SHAPE(5, 3), "S(0)@tp", 1, &x));
+    DT_TRY(place_grad_leaf(b, DT_SHAPE(5, 3), "S(0)@tp", DT_F32, 1, &x));
     dt_tensor *mine = dt_to_local(b->t, dt_full(b->t, x), declared);
     const bool parts = declared && *declared;
     const double factor = parts ? dt_world_rank(b->world) + 1 : 1;
     dt_tensor *sum = dt_scale(b->t, dt_sum(b->t, mine, 0), factor);
-    DT_TRY(layout_of(b, DT_SCALAR, parts ? "P@tp" : "", &scalar));
+    DT_TRY(dt_mesh_layout_text(b->mesh, DT_SCALAR, parts ? "P@tp" : "", &scalar));
     dt_tensor *loss = dt_from_local(b->t, sum, scalar);
     dt_world_reset_counts(b->world);
     DT_TRY(dt_backward(b->t, loss));
@@ -115,14 +77,14 @@ static dt_status declared_grad(bench *b, const char *declared, int64_t scatters)
 static dt_status trips_body(dt_world *world, void *arg)
 {
     (void)arg;
-    bench b;
-    DT_TRY(open_bench(&b, world));
+    place_bench b;
+    DT_TRY(place_open(&b, world));
     for (int i = 0; i < DT_COUNT(trips); i++)
         DT_TRY(run_trip(&b, &trips[i]));
     DT_TRY(declared_grad(&b, NULL, 0));
     DT_TRY(declared_grad(&b, "", 0));
     DT_TRY(declared_grad(&b, "P@tp", 1));
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -135,12 +97,12 @@ END_TEST
 static dt_status wrong_body(dt_world *world, void *arg)
 {
     (void)arg;
-    bench b;
+    place_bench b;
     dt_tensor *x = NULL;
     const dt_layout *rows = NULL, *r = NULL;
-    DT_TRY(open_bench(&b, world));
-    DT_TRY(leaf(&b, DT_SHAPE(4, 6), "S(0)@tp", 1, &x));
-    DT_TRY(layout_of(&b, DT_SHAPE(7, 6), "S(0)@tp", &rows));
+    DT_TRY(place_open(&b, world));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(4, 6), "S(0)@tp", DT_F32, 1, &x));
+    DT_TRY(dt_mesh_layout_text(b.mesh, DT_SHAPE(7, 6), "S(0)@tp", &rows));
     TEST_THAT(dt_tensor_is_failed(dt_to_local(b.t, x, "S(1)@tp")), "other local shape");
     TEST_FAILS(DT_ERR_SHAPE, "cannot live at [S(1)@tp]", dt_tape_status(b.t));
     dt_tape_reset(b.t, NULL);
@@ -151,13 +113,13 @@ static dt_status wrong_body(dt_world *world, void *arg)
     TEST_FAILS(DT_ERR_SHAPE, "[7, 6]", dt_tape_status(b.t));
     dt_tape_reset(b.t, NULL);
     /* R promises equal parts: DT_CHECK=replicas compares them */
-    DT_TRY(layout_of(&b, DT_SHAPE(2, 6), "", &r));
+    DT_TRY(dt_mesh_layout_text(b.mesh, DT_SHAPE(2, 6), "", &r));
     TEST_THAT(!dt_tensor_is_failed(dt_from_local(b.t, dt_to_local(b.t, x, NULL), r)), "unchecked");
     dt_world_set_check(world, "replicas");
     TEST_THAT(dt_tensor_is_failed(dt_from_local(b.t, dt_to_local(b.t, x, NULL), r)), "checked");
     TEST_FAILS(DT_ERR_STATE, "replicas differ on axis tp", dt_tape_status(b.t));
     dt_tensor_destroy(&x);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -211,12 +173,12 @@ static dt_status region_body(dt_world *world, void *arg)
 {
     (void)arg;
     enum { ROWS = 5, N = 3 };
-    bench b;
+    place_bench b;
     dt_tensor *x = NULL, *w = NULL, *y = NULL;
     const region_attr attr = {2};
-    DT_TRY(open_bench(&b, world));
-    DT_TRY(leaf(&b, DT_SHAPE(ROWS, N), "S(0)@tp", 1, &x));
-    DT_TRY(leaf(&b, DT_SHAPE(N), "", 2, &w));
+    DT_TRY(place_open(&b, world));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(ROWS, N), "S(0)@tp", DT_F32, 1, &x));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(N), "", DT_F32, 2, &w));
     dt_local_map_options o = {.name = "rows",
                               .in = {"S(0)@tp", ""},
                               .nout = 1,
@@ -275,7 +237,7 @@ static dt_status region_body(dt_world *world, void *arg)
     TEST_FAILS(DT_ERR_ARG, "input 1 of 2 is missing", dt_tape_status(b.t));
     dt_tensor_destroy(&x);
     dt_tensor_destroy(&w);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -316,12 +278,12 @@ static const dt_op square = {.name = "square",
 static dt_status own_op_body(dt_world *world, void *arg)
 {
     (void)arg;
-    bench b;
+    place_bench b;
     dt_tensor *x = NULL, *p = NULL;
-    DT_TRY(open_bench(&b, world));
+    DT_TRY(place_open(&b, world));
     DT_TRY(dt_op_register(&square));
-    DT_TRY(leaf(&b, DT_SHAPE(5, 3), "S(0)@tp", 1, &x));
-    DT_TRY(leaf(&b, DT_SHAPE(5, 3), "P@tp", 1, &p));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(5, 3), "S(0)@tp", DT_F32, 1, &x));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(5, 3), "P@tp", DT_F32, 1, &p));
     dt_tensor *y = dt_op_apply1(b.t, &square, NULL, x);
     TEST_THAT(dt_tensor_layout(y) == dt_tensor_layout(x), "S passes");
     DT_TRY(dt_backward(b.t, dt_sum(b.t, y, 0)));
@@ -332,7 +294,7 @@ static dt_status own_op_body(dt_world *world, void *arg)
     TEST_FAILS(DT_ERR_PLACEMENT, "square", dt_tape_status(b.t));
     dt_tensor_destroy(&x);
     dt_tensor_destroy(&p);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 

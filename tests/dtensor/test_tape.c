@@ -5,30 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A world of one axis tp and a tape on it. */
-typedef struct bench {
-    dt_world *world;
-    dt_mesh *mesh;
-    dt_tape *t;
-    dt_heap *heap;
-} bench;
-
-static dt_status open_bench(bench *b, dt_world *world)
-{
-    b->world = world;
-    DT_TRY(place_mesh(world, (dt_axis[]){{"tp", dt_world_size(world)}}, 1, &b->mesh));
-    DT_TRY(dt_world_heap(world, (dt_device){DT_CPU, 0}, &b->heap));
-    DT_TRY(dt_tape_create(b->mesh, NULL, &b->t));
-    return DT_OK;
-}
-
-static void close_bench(bench *b)
-{
-    dt_tape_destroy(&b->t);
-    dt_mesh_destroy(&b->mesh);
-}
-
-static dt_status leaf(bench *b, dt_shape shape, const char *text, dt_tensor **out)
+static dt_status leaf(place_bench *b, dt_shape shape, const char *text, dt_tensor **out)
 {
     const dt_layout *layout = NULL;
     DT_TRY(dt_mesh_layout_text(b->mesh, shape, text, &layout));
@@ -36,7 +13,7 @@ static dt_status leaf(bench *b, dt_shape shape, const char *text, dt_tensor **ou
     return DT_OK;
 }
 
-static int64_t live(const bench *b)
+static int64_t live(const place_bench *b)
 {
     return dt_heap_get_stats(b->heap).live_total;
 }
@@ -68,9 +45,9 @@ static dt_status check_error_lines(const dt_tape *t, const char *here)
 static dt_status first_error_body(dt_world *world, void *arg)
 {
     (void)arg;
-    bench b;
+    place_bench b;
     dt_tensor *x = NULL, *w = NULL, *odd = NULL;
-    DT_TRY(open_bench(&b, world));
+    DT_TRY(place_open(&b, world));
     DT_TRY(leaf(&b, DT_SHAPE(4, 6), "S(1)@tp", &x));
     DT_TRY(leaf(&b, DT_SHAPE(5, 6), "", &w));
     DT_TRY(leaf(&b, DT_SHAPE(7), "", &odd));
@@ -120,7 +97,7 @@ static dt_status first_error_body(dt_world *world, void *arg)
     dt_tensor_destroy(&x);
     dt_tensor_destroy(&w);
     dt_tensor_destroy(&odd);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -133,12 +110,12 @@ END_TEST
 static dt_status misuse_body(dt_world *world, void *arg)
 {
     (void)arg;
-    bench b;
+    place_bench b;
     dt_tape *other = NULL;
     dt_mesh *second = NULL;
     dt_tensor *x = NULL, *far = NULL;
     const dt_layout *there = NULL;
-    DT_TRY(open_bench(&b, world));
+    DT_TRY(place_open(&b, world));
     DT_TRY(dt_tape_create(b.mesh, NULL, &other));
     DT_TRY(place_mesh(world, (dt_axis[]){{"dp", 1}}, 1, &second));
     DT_TRY(dt_mesh_layout_text(second, DT_SHAPE(3), "", &there));
@@ -171,7 +148,7 @@ static dt_status misuse_body(dt_world *world, void *arg)
     dt_tensor_destroy(&far);
     dt_tape_destroy(&other);
     dt_mesh_destroy(&second);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -187,9 +164,9 @@ static dt_status scopes_body(dt_world *world, void *arg)
 {
     (void)arg;
     enum { BYTES = 256 * 4 };
-    bench b;
+    place_bench b;
     dt_tensor *x = NULL, *kept = NULL;
-    DT_TRY(open_bench(&b, world));
+    DT_TRY(place_open(&b, world));
     DT_TRY(leaf(&b, DT_SHAPE(256), "", &x));
     const int64_t base = live(&b);
     dt_scope_begin(b.t);
@@ -222,7 +199,7 @@ static dt_status scopes_body(dt_world *world, void *arg)
     const float *dx = dt_array_data(&dt_tensor_grad(x)->array);
     TEST_THAT(dx[5] == 18 * from[5], "d(9 x^2) = 18 x");
     dt_tensor_destroy(&x);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -239,10 +216,10 @@ END_TEST
 static dt_status saved_body(dt_world *world, void *arg)
 {
     (void)arg;
-    bench b;
+    place_bench b;
     const dt_layout *layout = NULL;
     dt_tensor *x = NULL, *w = NULL;
-    DT_TRY(open_bench(&b, world));
+    DT_TRY(place_open(&b, world));
     DT_TRY(leaf(&b, DT_SHAPE(6, 8), "", &x));
     DT_TRY(dt_mesh_layout_text(b.mesh, DT_SHAPE(4, 8), "S(0)@tp", &layout));
     DT_TRY(dt_tensor_create(layout, DT_F32, DT_TAG_PARAMETER, &w));
@@ -270,7 +247,7 @@ static dt_status saved_body(dt_world *world, void *arg)
     TEST_FAILS(DT_ERR_STATE, "no_grad", dt_backward(b.t, dt_sum(b.t, y, 0)));
     dt_tensor_destroy(&x);
     dt_tensor_destroy(&w);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -283,7 +260,7 @@ END_TEST
 /* ---- a loop of layers: peak of an evaluation, and nothing is left after any number of steps ----
  * */
 
-static dt_tensor *layers(bench *b, dt_tensor *x, dt_tensor *w, int n)
+static dt_tensor *layers(place_bench *b, dt_tensor *x, dt_tensor *w, int n)
 {
     dt_tensor *h = x;
     for (int i = 0; i < n; i++) {
@@ -301,10 +278,10 @@ static dt_tensor *layers(bench *b, dt_tensor *x, dt_tensor *w, int n)
 static dt_status loop_body(dt_world *world, void *arg)
 {
     (void)arg;
-    bench b;
+    place_bench b;
     dt_tensor *x = NULL, *w = NULL;
     int64_t peak[2] = {0};
-    DT_TRY(open_bench(&b, world));
+    DT_TRY(place_open(&b, world));
     DT_TRY(leaf(&b, DT_SHAPE(8, 16), "", &x));
     DT_TRY(leaf(&b, DT_SHAPE(16, 16), "S(0)@tp", &w));
     const int64_t base = live(&b);
@@ -329,7 +306,7 @@ static dt_status loop_body(dt_world *world, void *arg)
     }
     dt_tensor_destroy(&x);
     dt_tensor_destroy(&w);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
@@ -350,10 +327,10 @@ static void note_line(void *arg, const char *text)
 static dt_status print_body(dt_world *world, void *arg)
 {
     (void)arg;
-    bench b;
+    place_bench b;
     dt_tensor *x = NULL;
     char all[2000] = "";
-    DT_TRY(open_bench(&b, world));
+    DT_TRY(place_open(&b, world));
     DT_TRY(leaf(&b, DT_SHAPE(4, 6), "S(0)@tp", &x));
     dt_tensor_set_requires_grad(x, true);
     dt_tape_enter(b.t, "model.norm");
@@ -367,7 +344,7 @@ static dt_status print_body(dt_world *world, void *arg)
     for (int i = 0; i < DT_COUNT(words); i++)
         TEST_THAT(strstr(all, words[i]), "'%s' lacks '%s'", all, words[i]);
     dt_tensor_destroy(&x);
-    close_bench(&b);
+    place_close(&b);
     return DT_OK;
 }
 
