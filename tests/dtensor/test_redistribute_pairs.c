@@ -2,8 +2,7 @@
  * and bytes.
  *
  * A redistribution leaves the global value as it is, so y holds x's value, and with L = sum over
- * elements of y * g the gradient of x (of every part, where x is P) holds g's. Placements of
- * gradients and counts follow DESIGN section 5. */
+ * elements of y * g the gradient of x (of every part, where x is P) holds g's. */
 #include "tests/dtensor/place_check.h"
 
 #include <string.h>
