@@ -44,5 +44,6 @@
 #include "data/dt_data.h"
 #include "data/dt_tokenizer.h"
 #include "checkpoint/dt_safetensors.h"
+#include "checkpoint/dt_checkpoint.h"
 #include "metrics/dt_metrics.h"
 #include "models/dt_models.h"

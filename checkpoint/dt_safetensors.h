@@ -1,7 +1,7 @@
 /* checkpoint/dt_safetensors.h - Hugging Face's safetensors, read and written.
  *
- * A path is one file, or a folder with model.safetensors or with model.safetensors.index.json and
- * several files. Each rank reads only the byte ranges of its shards.
+ * A path is one file, an index of several (NAME.index.json), or a folder with model.safetensors or
+ * with model.safetensors.index.json. Each rank reads only the byte ranges of its shards.
  *
  * File: 8-byte little-endian header length, JSON header {name: {dtype, shape, data_offsets}},
  * data. */
@@ -62,11 +62,26 @@ typedef struct dt_safetensors_item {
 DT_NODISCARD dt_status dt_safetensors_write(const char *path, int n,
                                             const dt_safetensors_item *items,
                                             const char *const *metadata);
-/* dt_module_save - a folder that Hugging Face and dt_model_create read: model.safetensors (every
- * parameter below m in its file shape, F32) and, if config_path is not NULL, a copy of it as
- * config.json. Makes the folder. World rank 0 writes.
- * Collective: the world; one tensor at a time is gathered.   Blocks: yes.
- * Errors: on all ranks alike. DT_ERR_IO; DT_ERR_UNSUPPORTED when ranks hold different parameters
- * (pipeline stages). */
+/* The same without having all of it in memory: the data of `items` is not looked at, the bytes of
+ * all tensors follow in their order, in any pieces. Close makes the file appear (and discard gives
+ * it up) and frees the writer, also on failure.
+ * Errors: of close, DT_ERR_STATE when bytes are missing; of put, when there are too many. */
+typedef struct dt_safetensors_writer dt_safetensors_writer;
+DT_NODISCARD dt_status dt_safetensors_writer_open(const char *path, int n,
+                                                  const dt_safetensors_item *items,
+                                                  const char *const *metadata,
+                                                  dt_safetensors_writer **writer_out);
+DT_NODISCARD dt_status dt_safetensors_writer_put(dt_safetensors_writer *writer, const void *data,
+                                                 size_t bytes);
+DT_NODISCARD dt_status dt_safetensors_writer_close(dt_safetensors_writer **writer);
+void dt_safetensors_writer_discard(dt_safetensors_writer **writer); /* accepts NULL inside */
+
+/* dt_module_save - a folder that Hugging Face and dt_model_create read: model.safetensors (or
+ * several files of 5 GB and their index; every parameter below m in its file shape, F32) and, if
+ * config_path is not NULL, a copy of it as config.json. Makes the folder. Pipeline stages each give
+ * their own. All ranks write (dt_checkpoint_save says how).
+ * Collective: the world.   Blocks: yes.
+ * Errors: on all ranks alike. DT_ERR_IO; DT_ERR_UNSUPPORTED when ranks of one mesh hold different
+ * parameters. */
 DT_NODISCARD dt_status dt_module_save(dt_module *m, dt_world *world, const char *folder,
                                       const char *config_path);

@@ -1,5 +1,5 @@
 /* checkpoint/file.c - reading byte ranges, and files that are replaced whole or not at all. */
-#include "checkpoint/checkpoint_internal.h"
+#include "checkpoint/save_internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -71,14 +71,10 @@ static dt_status sync_folder(const char *path)
                    : slash       ? strndup(path, (size_t)(slash - path))
                                  : strdup(".");
     DT_REQUIRE(folder, DT_ERR_NOMEM, "%s", path);
-    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const bool ok = fd >= 0 && (fsync(fd) == 0 || errno == EINVAL); /* EINVAL: cannot be synced */
-    const int why = errno;
-    if (fd >= 0)
-        (void)close(fd);
+    dti_disk disk = {0};
+    const dt_status st = dti_disk_sync_folder(&disk, folder);
     free(folder);
-    DT_REQUIRE(ok, DT_ERR_IO, "folder of %s: %s", path, strerror(why));
-    return DT_OK;
+    return st;
 }
 
 static dt_status commit(dti_new_file *file)

@@ -141,6 +141,21 @@ static dt_status open_folder(dt_safetensors *st, const char *folder)
     return result;
 }
 
+/* A file of tensors, or the index of several beside it. */
+static dt_status open_file(dt_safetensors *st, const char *path)
+{
+    static const char end[] = ".index.json";
+    const size_t n = strlen(path), k = sizeof end - 1;
+    if (n < k || strcmp(path + n - k, end) != 0)
+        return add_file(st, path);
+    const char *slash = strrchr(path, '/');
+    char *folder = slash ? strndup(path, (size_t)(slash - path)) : strdup(".");
+    DT_REQUIRE(folder, DT_ERR_NOMEM, "%s", path);
+    const dt_status result = open_index(st, folder, path);
+    free(folder);
+    return result;
+}
+
 dt_status dt_safetensors_open(const char *path, dt_safetensors **st_out)
 {
     struct stat info;
@@ -148,7 +163,7 @@ dt_status dt_safetensors_open(const char *path, dt_safetensors **st_out)
     dt_safetensors *st = calloc(1, sizeof *st);
     DT_REQUIRE(st, DT_ERR_NOMEM, "%s", path);
     dt_status result = DT_OK;
-    DT_TRY_TO(fail, result, S_ISDIR(info.st_mode) ? open_folder(st, path) : add_file(st, path));
+    DT_TRY_TO(fail, result, S_ISDIR(info.st_mode) ? open_folder(st, path) : open_file(st, path));
     DT_TRY_TO(fail, result, sort_entries(st));
     *st_out = st;
     return DT_OK;
@@ -245,24 +260,15 @@ dt_status dt_safetensors_read(dt_safetensors *st, const dt_safetensors_entry *en
     const dt_shape part = out->shape;
     if (dt_array_is_meta(out) || dt_shape_count(part) == 0)
         return DT_OK;
-    int d = shape.ndim - 1; /* the innermost dim of which the block is a part */
-    while (d > 0 && part.dim[d] == shape.dim[d])
-        d--;
-    const int64_t inner = shape.ndim ? dt_shape_inner(shape, d) : 1;
-    const int64_t length = shape.ndim ? part.dim[d] * inner : 1;
-    const int64_t runs = dt_shape_count(part) / length;
+    dti_block block = {.whole = shape, .part = part};
+    memcpy(block.offset, offset, (size_t)shape.ndim * sizeof *offset);
     void *stage = malloc(STAGE_BYTES);
     DT_REQUIRE(stage, DT_ERR_NOMEM, "reading '%s'", entry->name);
     dt_status result = DT_OK;
-    for (int64_t r = 0; r < runs && result == DT_OK; r++) {
-        int64_t rest = r, stride = inner, first = shape.ndim ? offset[d] * inner : 0;
-        for (int k = d - 1; k >= 0; k--) {
-            stride *= shape.dim[k + 1];
-            first += (offset[k] + rest % part.dim[k]) * stride;
-            rest /= part.dim[k];
-        }
-        result = read_run(st, entry, first, length, out, r * length, stage);
-    }
+    dti_run run;
+    dti_runs runs = dti_runs_of(&block, 0, dt_shape_count(shape));
+    while (result == DT_OK && dti_runs_next(&runs, &run))
+        result = read_run(st, entry, run.whole, run.count, out, run.block, stage);
     free(stage);
     if (result != DT_OK)
         return DT_ERROR(result, "tensor '%s': %s", entry->name, dt_error_trace());

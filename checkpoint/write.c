@@ -43,47 +43,108 @@ static dt_status pack(json_t *header, int n, const dt_safetensors_item *items,
 }
 
 /* Length, text, and spaces up to a multiple of 8, so that the data is aligned. */
-static dt_status put_header(dti_new_file *file, const char *text)
+dt_status dti_header_make(int n, const dt_safetensors_item *items, const char *const *metadata,
+                          char **header_out, size_t *bytes_out)
 {
-    const uint64_t used = strlen(text), length = (used + 7) / 8 * 8;
-    uint8_t raw[8];
-    for (int i = 0; i < 8; i++)
-        raw[i] = (uint8_t)(length >> 8 * i);
-    DT_TRY(dti_new_file_write(file, raw, sizeof raw));
-    DT_TRY(dti_new_file_write(file, text, used));
-    DT_TRY(dti_new_file_write(file, "        ", length - used));
-    return DT_OK;
-}
-
-dt_status dti_header_write(dti_new_file *file, int n, const dt_safetensors_item *items,
-                           const char *const *metadata)
-{
+    enum { LENGTH_BYTES = 8 };
     json_t *header = json_object();
-    char *text = NULL;
+    char *text = NULL, *all = NULL;
     dt_status st = DT_OK;
     DT_TRY_TO(done, st, pack(header, n, items, metadata));
     text = json_dumps(header, JSON_COMPACT);
-    DT_TRY_TO(done, st, text ? put_header(file, text) : DT_ERROR(DT_ERR_NOMEM, "header"));
+    const size_t used = text ? strlen(text) : 0, length = (used + 7) / 8 * 8;
+    all = malloc(LENGTH_BYTES + length);
+    DT_TRY_TO(done, st, text && all ? DT_OK : DT_ERROR(DT_ERR_NOMEM, "header"));
+    for (int i = 0; i < LENGTH_BYTES; i++)
+        all[i] = (char)(uint8_t)(length >> 8 * i);
+    memset(all + LENGTH_BYTES, ' ', length);
+    memcpy(all + LENGTH_BYTES, text, used);
+    *header_out = all;
+    *bytes_out = LENGTH_BYTES + length;
+    all = NULL;
 done:
+    free(all);
     free(text);
     json_decref(header);
     return st;
 }
 
+struct dt_safetensors_writer {
+    dti_new_file *file;
+    char *path;
+    size_t left; /* bytes */
+};
+
+static int64_t item_bytes(const dt_safetensors_item *item)
+{
+    return dt_shape_count(item->shape) * (int64_t)dt_dtype_size(item->dtype);
+}
+
+dt_status dt_safetensors_writer_open(const char *path, int n, const dt_safetensors_item *items,
+                                     const char *const *metadata,
+                                     dt_safetensors_writer **writer_out)
+{
+    char *header = NULL;
+    size_t bytes = 0;
+    dt_status st = DT_OK;
+    dt_safetensors_writer *w = calloc(1, sizeof *w);
+    DT_REQUIRE(w, DT_ERR_NOMEM, "%s", path);
+    w->path = strdup(path);
+    DT_TRY_TO(fail, st, w->path ? DT_OK : DT_ERROR(DT_ERR_NOMEM, "%s", path));
+    DT_TRY_TO(fail, st, dti_header_make(n, items, metadata, &header, &bytes));
+    DT_TRY_TO(fail, st, dti_new_file_open(path, &w->file));
+    DT_TRY_TO(fail, st, dti_new_file_write(w->file, header, bytes));
+    for (int i = 0; i < n; i++)
+        w->left += (size_t)item_bytes(&items[i]);
+    free(header);
+    *writer_out = w;
+    return DT_OK;
+fail:
+    free(header);
+    dt_safetensors_writer_discard(&w);
+    return st;
+}
+
+dt_status dt_safetensors_writer_put(dt_safetensors_writer *w, const void *data, size_t bytes)
+{
+    DT_REQUIRE(bytes <= w->left, DT_ERR_STATE, "%s: %zu bytes, but its tensors have %zu more",
+               w->path, bytes, w->left);
+    w->left -= bytes;
+    return dti_new_file_write(w->file, data, bytes);
+}
+
+dt_status dt_safetensors_writer_close(dt_safetensors_writer **writer)
+{
+    dt_safetensors_writer *w = *writer;
+    const dt_status st =
+        w->left > 0
+            ? DT_ERROR(DT_ERR_STATE, "%s: %zu bytes of its tensors are missing", w->path, w->left)
+            : dti_new_file_commit(&w->file);
+    dt_safetensors_writer_discard(writer);
+    return st;
+}
+
+void dt_safetensors_writer_discard(dt_safetensors_writer **writer)
+{
+    if (!*writer)
+        return;
+    dti_new_file_discard(&(*writer)->file);
+    free((*writer)->path);
+    free(*writer);
+    *writer = NULL;
+}
+
 dt_status dt_safetensors_write(const char *path, int n, const dt_safetensors_item *items,
                                const char *const *metadata)
 {
-    dti_new_file *file = NULL;
+    dt_safetensors_writer *w = NULL;
     dt_status st = DT_OK;
-    DT_TRY(dti_new_file_open(path, &file));
-    DT_TRY_TO(fail, st, dti_header_write(file, n, items, metadata));
-    for (int i = 0; i < n; i++) {
-        const size_t bytes = (size_t)dt_shape_count(items[i].shape) * dt_dtype_size(items[i].dtype);
-        DT_TRY_TO(fail, st, dti_new_file_write(file, items[i].data, bytes));
-    }
-    DT_TRY(dti_new_file_commit(&file));
-    return DT_OK;
+    DT_TRY(dt_safetensors_writer_open(path, n, items, metadata, &w));
+    for (int i = 0; i < n; i++)
+        DT_TRY_TO(fail, st,
+                  dt_safetensors_writer_put(w, items[i].data, (size_t)item_bytes(&items[i])));
+    return dt_safetensors_writer_close(&w);
 fail:
-    dti_new_file_discard(&file);
+    dt_safetensors_writer_discard(&w);
     return st;
 }

@@ -78,6 +78,8 @@ void dt_world_set_explain(dt_world *world, bool on);
 const char *dt_world_speaker(const dt_world *world, char buf[24]);
 bool dt_world_check(const dt_world *world, const char *what);
 bool dt_world_fault(const dt_world *world, const char *name);
+/* N of name:N, and of name:N@R on rank R; 0: no such fault here. */
+int64_t dt_world_fault_number(const dt_world *world, const char *name);
 void dt_world_set_check(dt_world *world, const char *names); /* comma list; "" none */
 void dt_world_set_fault(dt_world *world, const char *names); /* comma list; "" none */
 /* Calls of these kinds (bits 1 << dt_call) take delay_ms longer, as on a slow network (tests of

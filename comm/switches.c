@@ -7,7 +7,8 @@
  *   drop_wait     the result is as it was before the call, as if nobody had waited for it
  *   slow_comm:MS  every call takes MS milliseconds longer (the argument is a number here)
  *   unshared      this rank says that it cannot share its memory
- *   alloc:N, alloc:N@R  allocation N, counted from 1, of all ranks' heaps or of rank R's fails */
+ *   alloc:N, alloc:N@R  allocation N, counted from 1, of all ranks' heaps or of rank R's fails
+ * In checkpoint/ (save_internal.h): checkpoint_kill, checkpoint_full. */
 #include "comm/comm_internal.h"
 
 #include <stdio.h>
@@ -53,6 +54,15 @@ bool dti_fault_hits(const dt_world *world, const char *name, const char *label)
     if (!world->faults[0] || !find_entry(world->faults, name, argument, sizeof argument))
         return false;
     return !label || strstr(label, argument);
+}
+
+int64_t dt_world_fault_number(const dt_world *world, const char *name)
+{
+    char argument[64], *end = NULL;
+    if (!world->faults[0] || !find_entry(world->faults, name, argument, sizeof argument))
+        return 0;
+    const long long number = strtoll(argument, &end, 10);
+    return *end != '@' || strtol(end + 1, NULL, 10) == world->rank ? number : 0;
 }
 
 void dt_world_set_delay(dt_world *world, unsigned kinds, int delay_ms)
@@ -111,17 +121,12 @@ dt_status dti_switches_read(dt_world *world)
         DT_TRY(check_names("DT_CHECK", checks, "collective,replicas"));
     if (faults)
         DT_TRY(check_names("DT_FAULT", faults,
-                           "skip_reduce,swap_shards,drop_wait,slow_comm,unshared,alloc"));
+                           "skip_reduce,swap_shards,drop_wait,slow_comm,unshared,alloc,"
+                           "checkpoint_kill,checkpoint_full"));
     world->explain = explain && (strcmp(explain, "all") == 0 ||
                                  (speaks && explain[0] && strcmp(explain, "0") != 0));
     dt_world_set_check(world, checks ? checks : "");
-    char which[64] = "";
-    if (faults && find_entry(faults, "alloc", which, sizeof which)) {
-        char *end;
-        const long long allocation = strtoll(which, &end, 10);
-        if (*end != '@' || strtol(end + 1, NULL, 10) == world->rank)
-            world->heap_options.fail_after = allocation;
-    }
     dt_world_set_fault(world, faults ? faults : "");
+    world->heap_options.fail_after = dt_world_fault_number(world, "alloc");
     return DT_OK;
 }

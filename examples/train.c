@@ -7,6 +7,7 @@
  * (the keys), examples/train_report.c (what is printed and logged). */
 #include "array/dt_kernels.h"
 #include "checkpoint/dt_safetensors.h"
+#include "examples/train_checkpoint.h"
 #include "examples/train_report.h"
 
 #include <stdlib.h>
@@ -25,12 +26,14 @@ static dt_status evaluate(const train_config *c, train_session *s, train_report 
     return DT_OK;
 }
 
-static dt_status loop(const train_config *c, train_session *s, train_report *r)
+static dt_status loop(const train_config *c, train_session *s, train_report *r, train_saver *saver)
 {
+    DT_TRY(train_saver_open(c, s, saver));
     DT_TRY(train_report_open(c, s, r));
     const bool norms = c->log_params || c->log_layers > 0;
     train_result result = {.param_grad_norm = norms ? r->grad_norm : NULL};
-    while (s->step < c->steps) {
+    bool stop = false;
+    while (s->step < c->steps && !stop) {
         double eval_loss = 0;
         bool evaluated = false;
         dt_world_reset_counts(s->world);
@@ -38,9 +41,12 @@ static dt_status loop(const train_config *c, train_session *s, train_report *r)
         DT_TRY(train_session_step(s, &result));
         DT_TRY(evaluate(c, s, r, &eval_loss, &evaluated));
         DT_TRY(train_report_step(c, s, &result, evaluated ? &eval_loss : NULL, r));
+        DT_TRY(train_saver_step(c, s, saver, &stop));
+        r->window_s += saver->spent_s;
     }
+    DT_TRY(train_saver_finish(saver));
     DT_TRY(train_report_finish(c, s, r));
-    if (c->model_save)
+    if (c->model_save && !stop)
         DT_TRY(dt_module_save(s->model, s->world, c->model_save, c->model_config));
     return DT_OK;
 }
@@ -54,6 +60,7 @@ static dt_status train(dt_world *world, void *arg)
         dt_compute_threads_set(cores > dt_world_size(world) ? cores / dt_world_size(world) : 1);
     train_session s = {0};
     train_report r = {0};
+    train_saver saver = {0};
     dt_trace *trace = NULL;
     DT_TRY(train_report_check(c, world));
     if (c->log_trace)
@@ -61,7 +68,8 @@ static dt_status train(dt_world *world, void *arg)
     dt_world_set_trace(world, trace);
     dt_status st = train_session_create(c, world, &s);
     if (st == DT_OK)
-        st = loop(c, &s, &r);
+        st = loop(c, &s, &r, &saver);
+    train_saver_close(&saver);
     train_report_close(&r);
     train_session_destroy(&s);
     dt_world_set_trace(world, NULL);

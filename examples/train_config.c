@@ -107,10 +107,22 @@ static const dt_option table[] = {
     CHOICE("offload.what", "none", "none|optimizer|all",
            "what rests in a file between uses: the optimizer's state, and sharded parameters"),
     TEXT("offload.dir", NULL, "folder for these files, one a rank; they go at the end"),
-    TEXT("checkpoint.dir", NULL, "folder for checkpoints; see also model.save" NOT_BUILT),
-    COUNT0("checkpoint.every", "0", "steps between checkpoints; 0: none" NOT_BUILT),
-    COUNT("checkpoint.keep", "3", "how many stay" NOT_BUILT),
-    SWITCH("checkpoint.resume", "true", "go on from the last one" NOT_BUILT),
+    TEXT("checkpoint.dir", NULL,
+         "folder for checkpoints (docs/checkpoint.md): after the last step, on SIGUSR1, and on "
+         "SIGTERM, which ends the run"),
+    COUNT0("checkpoint.every", "0", "steps between checkpoints; 0: only those"),
+    COUNT0("checkpoint.keep", "3", "how many stay; 0: all"),
+    SWITCH("checkpoint.resume", "true", "go on from the newest good one in checkpoint.dir"),
+    {"checkpoint.step", DT_OPTION_INT, "-1", "go on from this one; -1: the newest", NULL, -1,
+     INFINITY},
+    SWITCH("checkpoint.async", "false", "train on while they are written"),
+    CHOICE("checkpoint.dtype", "f32", "f32|bf16|f16",
+           "type of weights in model files; what it rounds is kept with the optimizer's state"),
+    SWITCH("checkpoint.model_only", "false", "weights only: nothing to go on from"),
+    {"checkpoint.file_bytes", DT_OPTION_SIZE, "5GB", "largest file of several tensors", NULL, 1,
+     INFINITY},
+    {"checkpoint.staging_bytes", DT_OPTION_SIZE, "0",
+     "memory of a rank for saving; 0: 128 MiB, async: also what it writes", NULL, 0, INFINITY},
     COUNT0("eval.every", "0", "steps between evaluations; 0: none"),
     COUNT("eval.steps", "10", "batches of an evaluation"),
     TEXT(
@@ -187,15 +199,14 @@ static dt_status check_together(const train_config *c)
         "parallel.pp=%d needs train.micro_batch of 1 or more: samples of a data-parallel rank "
         "in one pass through the pipeline",
         c->pp);
-    DT_REQUIRE(c->pp == 1 || !c->model_save, DT_ERR_UNSUPPORTED,
-               "model.save with parallel.pp=%d is not built yet; legal: parallel.pp=1, or to leave "
-               "model.save out",
-               c->pp);
     DT_REQUIRE(
         c->eval_every == 0 || c->eval_path || c->eval_split > 0 || !(c->data_blend || c->shuffle),
         DT_ERR_ARG,
         "eval.every with data.blend or data.shuffle needs eval.path or eval.split: such data "
         "has no end to evaluate on");
+    DT_REQUIRE(c->checkpoint_dir || c->checkpoint_every == 0, DT_ERR_ARG,
+               "checkpoint.every=%lld needs checkpoint.dir, a folder",
+               (long long)c->checkpoint_every);
     DT_REQUIRE(!c->tp_overlap || c->sp, DT_ERR_ARG,
                "parallel.tp_overlap=true needs parallel.sp=true, or make it false");
     return DT_OK;
@@ -223,6 +234,23 @@ static dt_status fill_data(const dt_options *o, train_config *c)
     c->eval_every = dt_options_int(o, "eval.every");
     c->eval_steps = dt_options_int(o, "eval.steps");
     return DT_OK;
+}
+
+static dt_status fill_checkpoint(const dt_options *o, train_config *c)
+{
+    c->checkpoint_dir = dt_options_string(o, "checkpoint.dir");
+    c->checkpoint_every = dt_options_int(o, "checkpoint.every");
+    c->checkpoint_step = dt_options_int(o, "checkpoint.step");
+    c->checkpoint_resume = dt_options_bool(o, "checkpoint.resume");
+    c->checkpoint_model_only = dt_options_bool(o, "checkpoint.model_only");
+    const int64_t keep = dt_options_int(o, "checkpoint.keep");
+    c->checkpoint = (dt_checkpoint_options){
+        .async = dt_options_bool(o, "checkpoint.async"),
+        .keep = keep < INT32_MAX ? (int)keep : INT32_MAX,
+        .file_bytes = dt_options_size(o, "checkpoint.file_bytes"),
+        .staging_bytes = dt_options_size(o, "checkpoint.staging_bytes"),
+    };
+    return dt_dtype_parse(dt_options_string(o, "checkpoint.dtype"), &c->checkpoint.dtype);
 }
 
 static dt_status fill(const dt_options *o, train_config *c)
@@ -280,6 +308,7 @@ static dt_status fill(const dt_options *o, train_config *c)
                "offload.what=%s %s; legal: offload.what=optimizer or all together with "
                "offload.dir, or neither",
                what, c->offload_dir ? "with offload.dir" : "without offload.dir");
+    DT_TRY(fill_checkpoint(o, c));
     c->ranks = (int)dt_options_int(o, "ranks");
     c->log_every = dt_options_int(o, "log.every");
     c->log_json = dt_options_string(o, "log.json");

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/dt_options.h"
+#include "checkpoint/dt_checkpoint.h"
 #include "data/dt_data.h"
 #include "models/dt_models.h"
 #include "nn/dt_recompute.h"
@@ -40,6 +41,10 @@ typedef struct train_config {
     dt_dtype param_dtype, reduce_dtype;
     const char *offload_dir; /* NULL: nothing is offloaded */
     bool offload_params;     /* beside the optimizer's state */
+    const char *checkpoint_dir;       /* NULL: none */
+    dt_checkpoint_options checkpoint; /* but for what the run fills in */
+    int64_t checkpoint_every, checkpoint_step; /* every 0: at the end only; step -1: the newest */
+    bool checkpoint_resume, checkpoint_model_only;
     int ranks; /* as threads of this process; 0: as launched */
     const char *eval_path; /* NULL: the part that eval_split holds out, or the end of data_path */
     double eval_split;

@@ -1,6 +1,8 @@
 /* examples/train_report.c - see examples/train_report.h. */
 #include "examples/train_report.h"
 
+#include "base/dt_json.h"
+
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,6 +78,8 @@ static dt_status try_all(const train_config *c)
         DT_TRY(try_folder("offload.dir", c->offload_dir));
     if (c->log_tensorboard)
         DT_TRY(try_folder("log.tensorboard", c->log_tensorboard));
+    if (c->checkpoint_dir)
+        DT_TRY(try_folder("checkpoint.dir", c->checkpoint_dir));
     return DT_OK;
 }
 
@@ -85,12 +89,40 @@ dt_status train_report_check(const train_config *c, dt_world *world)
     return DT_OK;
 }
 
+/* A run that goes on adds to the log of the one before, of which later steps are dropped. */
+static dt_status open_log(const char *path, int64_t step, dt_metrics_log **log_out)
+{
+    FILE *f = step > 0 ? fopen(path, "r+e") : NULL;
+    char *line = NULL;
+    size_t size = 0;
+    off_t end = 0;
+    dt_status st = DT_OK;
+    while (f && getline(&line, &size, f) > 0 && strchr(line, '\n')) {
+        json_t *one = json_loads(line, 0, NULL);
+        const json_int_t at = json_integer_value(json_object_get(one, "step"));
+        json_decref(one);
+        if (at > step)
+            break;
+        end = ftello(f);
+    }
+    free(line);
+    if (f && ftruncate(fileno(f), end) != 0)
+        st = DT_ERROR(DT_ERR_IO, "%s: %s", path, strerror(errno));
+    if (f)
+        (void)fclose(f);
+    DT_TRY(st);
+    DT_TRY(dt_metrics_log_open(path, step > 0, log_out));
+    return DT_OK;
+}
+
 dt_status train_report_open(const train_config *c, train_session *s, train_report *r)
 {
     const int n = s->nparams;
     r->writes = dt_world_rank(s->world) == 0;
+    r->first = s->step;
+    r->tokens = s->step * c->global_batch * c->seq_len;
     DT_TRY(dt_world_agree_sync(s->world, r->writes && c->log_json
-                                             ? dt_metrics_log_open(c->log_json, false, &r->json)
+                                             ? open_log(c->log_json, s->step, &r->json)
                                              : DT_OK));
     DT_TRY(dt_world_agree_sync(s->world, r->writes ? train_watch_open(c, &r->watch) : DT_OK));
     r->flops = (dt_flops){s->matmul_params, s->facts.layers, s->facts.heads, s->facts.head_dim,
@@ -221,7 +253,8 @@ dt_status train_report_step(const train_config *c, train_session *s, const train
                     .evaluated = eval_loss != NULL,
                     .eval_loss = eval_loss ? *eval_loss : 0,
                     .comm_bytes = dt_world_counts(s->world).total_bytes,
-                    .left_s = dt_metrics_left(s->step, c->steps, now_s - r->started_s)};
+                    .left_s = dt_metrics_left(s->step - r->first, c->steps - r->first,
+                                              now_s - r->started_s)};
     DT_TRY(measure(c, s, r, &m.memory_peak_bytes));
     if (r->hardware <= 0)
         DT_TRY(count_flops(s, r, result->tokens));

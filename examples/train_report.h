@@ -9,6 +9,7 @@ typedef struct train_report {
     dt_metrics_log *json;
     dt_flops flops;
     double peak_flops;
+    int64_t first; /* steps finished before this run */
     double started_s, window_s; /* window: since the last line, evaluations left out */
     int64_t window_tokens, tokens;
     double hardware; /* FLOPs that run for one that the model needs; 0: not counted yet */

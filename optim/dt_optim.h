@@ -79,3 +79,4 @@ typedef struct dt_schedule {
 double dt_schedule_lr(const dt_schedule *schedule, int64_t step);
 /* From "none", "linear", "cosine", "wsd", in any case. Errors: DT_ERR_ARG lists them. */
 DT_NODISCARD dt_status dt_decay_parse(const char *text, dt_decay_kind *kind_out);
+const char *dt_decay_name(dt_decay_kind kind);

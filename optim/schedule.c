@@ -40,6 +40,11 @@ dt_status dt_decay_parse(const char *text, dt_decay_kind *kind_out)
     return DT_ERROR(DT_ERR_ARG, "decay '%s': must be none, linear, cosine or wsd", text);
 }
 
+const char *dt_decay_name(dt_decay_kind kind)
+{
+    return decay_name[kind];
+}
+
 /* Steps of decay, at the end of the run. */
 static int64_t decay_length(const dt_schedule *s)
 {

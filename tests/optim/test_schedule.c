@@ -38,6 +38,17 @@ START_TEST(test_linear)
 }
 END_TEST
 
+/* torchtitan's: 10 steps, 2 of them warm up; then with a decay that takes half of them. */
+START_TEST(test_titan)
+{
+    dt_schedule s = {.lr = 1, .warmup_steps = 2, .total_steps = 10, .decay = DT_DECAY_LINEAR};
+    CHECK(s, {{0, 0.5}, {1, 1}, {2, 1}, {3, 0.875}, {4, 0.75}, {8, 0.25}, {9, 0.125}});
+    s.decay = DT_DECAY_WSD;
+    s.decay_steps = 5;
+    CHECK(s, {{0, 0.5}, {1, 1}, {5, 1}, {6, 0.8}, {7, 0.6}, {8, 0.4}, {9, 0.2}});
+}
+END_TEST
+
 START_TEST(test_cosine)
 {
     /* lo = 1, lr - lo = 7; cos(0) = 1, cos(pi/3) = 1/2, cos(pi/2) = 0, cos(2 pi/3) = -1/2 */
@@ -102,6 +113,7 @@ int main(void)
     TCase *tc = tcase_create("schedule");
     tcase_add_test(tc, test_none);
     tcase_add_test(tc, test_linear);
+    tcase_add_test(tc, test_titan);
     tcase_add_test(tc, test_cosine);
     tcase_add_test(tc, test_wsd);
     tcase_add_test(tc, test_edges);

@@ -64,7 +64,6 @@ if HAS_MPI:
     bad("threads of processes", BASE + ["--ranks=3"], "ranks=3", "leave one out", ways=["mpi"])
 other = {"parallel.dp_shard": "2", "parallel.pp": "2", "parallel.schedule": "gpipe", "parallel.stages_per_rank": "2",
          "parallel.reshard_after_forward": "false", "dtype.param": "bf16", "dtype.reduce": "bf16", "recompute": "full",
-         "checkpoint.dir": "x", "checkpoint.every": "5", "checkpoint.keep": "1", "checkpoint.resume": "false",
          "device": "cuda"}
 unbuilt = re.findall(r"^  --([a-z_.]+).*not built yet", run([TRAIN, "--help"])[1], re.M)
 for i, key in enumerate(unbuilt):
@@ -98,7 +97,6 @@ for split, words in [("evenly", "legal: equal, cost, counts"), ("2,2,2", "6 laye
     bad("split " + split, PIPE + ["--train.micro_batch=1", "--parallel.split=" + split], words, ways=SEVERAL, outputs=False)
 bad("a schedule for other ranks", PIPE + ["--train.micro_batch=1", "--parallel.schedule=" + suite.write("two.csv", "0F0,0B0\n1F0,1B0\n")],
     "two.csv", "2 ranks and 1 microbatches", "parallel.pp=3", ways=SEVERAL, outputs=False)
-bad("saving a pipeline", PIPE + ["--train.micro_batch=1", "--model.save=" + suite.path("piped")], "model.save", "not built yet", ways=SEVERAL, outputs=False)
 bad("token in a pipeline", PIPE + ["--train.micro_batch=1", "--data.path=" + suite.write("pipe.bin", tokens_file([5] * 40 + [300] * 60))],
     "pipe.bin", "token 300", ways=SEVERAL, outputs=False)
 bad("config without a field", model("c1.json", hidden_size=None), "c1.json", "hidden_size")
