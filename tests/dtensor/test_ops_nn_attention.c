@@ -1,9 +1,8 @@
 /* tests/dtensor/test_ops_nn_attention.c - attention's values against its definition, in f64 and
  * key by key: which keys a query sees by positions and documents. Finite differences and
- * placements, which cannot tell one mask from another: tests/dtensor/test_ops_nn.c. */
-#include "dtensor/dt_tape.h"
-#include "dtensor/ops/dt_ops.h"
-#include "tests/harness.h"
+ * placements, which cannot tell one mask from another: tests/dtensor/test_ops_nn.c and
+ * test_ops_nn_attention_layouts.c. */
+#include "tests/dtensor/host_leaf.h"
 
 #include <math.h>
 
@@ -71,15 +70,6 @@ static void definition(const mask *m, int b, int h, int i, double out[D])
         out[e] = sum > 0 ? out[e] / sum : 0;
 }
 
-static dt_status operand(dt_mesh *mesh, dt_shape shape, dt_dtype dtype, const void *values,
-                         dt_tensor **out)
-{
-    const dt_layout *layout = NULL;
-    DT_TRY(dt_mesh_layout_text(mesh, shape, "", &layout));
-    DT_TRY(dt_distribute(layout, dtype, values, out));
-    return DT_OK;
-}
-
 static dt_status body(dt_world *world, void *arg)
 {
     const mask *m = arg;
@@ -90,16 +80,16 @@ static dt_status body(dt_world *world, void *arg)
     fill();
     DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"x", 1}}},
                           &mesh));
-    DT_TRY(operand(mesh, DT_SHAPE(B, H, S, D), DT_F32, q, &x[0]));
-    DT_TRY(operand(mesh, DT_SHAPE(B, G, S, D), DT_F32, k, &x[1]));
-    DT_TRY(operand(mesh, DT_SHAPE(B, G, S, D), DT_F32, v, &x[2]));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(B, H, S, D), "", DT_F32, q, &x[0]));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(B, G, S, D), "", DT_F32, k, &x[1]));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(B, G, S, D), "", DT_F32, v, &x[2]));
     if (m->positions) {
-        DT_TRY(operand(mesh, DT_SHAPE(B, S), DT_I32, q_position, &x[3]));
-        DT_TRY(operand(mesh, DT_SHAPE(S), DT_I32, k_position, &x[4]));
+        DT_TRY(host_leaf(mesh, DT_SHAPE(B, S), "", DT_I32, q_position, &x[3]));
+        DT_TRY(host_leaf(mesh, DT_SHAPE(S), "", DT_I32, k_position, &x[4]));
     }
     if (m->documents) {
-        DT_TRY(operand(mesh, DT_SHAPE(S), DT_I32, q_document, &x[5]));
-        DT_TRY(operand(mesh, DT_SHAPE(B, S), DT_I32, k_document, &x[6]));
+        DT_TRY(host_leaf(mesh, DT_SHAPE(S), "", DT_I32, q_document, &x[5]));
+        DT_TRY(host_leaf(mesh, DT_SHAPE(B, S), "", DT_I32, k_document, &x[6]));
     }
     DT_TRY(dt_tape_create(mesh, &(dt_tape_options){.no_grad = true}, &t));
     dt_tensor *y = dt_attention(t, x[0], x[1], x[2],
@@ -116,8 +106,8 @@ static dt_status body(dt_world *world, void *arg)
         definition(m, b, h, i, want);
         for (int e = 0; e < D; e++)
             TEST_THAT(fabs((double)got[b][h][i][e] - want[e]) < 1e-5,
-                      "sample %d, head %d, query %d: %g, not %g", b, h, i,
-                      (double)got[b][h][i][e], want[e]);
+                      "sample %d, head %d, query %d: %g, not %g", b, h, i, (double)got[b][h][i][e],
+                      want[e]);
     }
     dt_tape_destroy(&t);
     for (int i = 0; i < 7; i++)

@@ -1,18 +1,11 @@
 /* tests/dtensor/test_ops_nn_loss.c - cross-entropy in both forms: a split vocabulary and its
  * collectives, ignored targets, bad targets, memory of the chunked form. Expected values come from
  * the formula, in f64. Cases O8 and O12 of the map of PyTorch's tests. */
-#include "dtensor/ops/dt_ops.h"
-#include "tests/harness.h"
+#include "tests/dtensor/host_leaf.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* In (-1, 1). */
-static float number(int64_t i)
-{
-    return (float)sin((double)i * 12.9898 + 4.1);
-}
 
 typedef struct problem {
     int64_t tokens, vocab;
@@ -32,7 +25,7 @@ static void solve(problem *p)
     p->target = malloc((size_t)p->tokens * sizeof *p->target);
     ck_assert(p->z && p->dz && p->target);
     for (int64_t i = 0; i < n; i++)
-        p->z[i] = 3 * number(i);
+        p->z[i] = 3 * host_number(i);
     for (int64_t t = 0; t < p->tokens; t++) {
         p->target[t] = p->ignore && t % 10 < 3 ? -100 : (int32_t)((t * 7919 + 13) % p->vocab);
         p->valid += p->target[t] != -100;
@@ -56,17 +49,6 @@ static void forget(problem *p)
     free(p->z);
     free(p->dz);
     free(p->target);
-}
-
-static dt_status leaf(dt_mesh *mesh, dt_shape shape, const char *text, dt_dtype dtype,
-                      const void *host, dt_tensor **out)
-{
-    const dt_layout *layout;
-    DT_TRY(dt_mesh_layout_text(mesh, shape, text, &layout));
-    DT_TRY(dt_distribute(layout, dtype, host, out));
-    if (dt_dtype_is_float(dtype))
-        dt_tensor_set_requires_grad(*out, true);
-    return DT_OK;
 }
 
 /* max |gathered gradient of x - want| <= tol * max |want|. */
@@ -102,8 +84,8 @@ static dt_status run_split(dt_world *world, const problem *p, const dt_mesh_opti
     double loss;
     DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, axes, &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
-    DT_TRY(leaf(mesh, DT_SHAPE(p->tokens, p->vocab), logits, DT_F32, p->z, &z));
-    DT_TRY(leaf(mesh, DT_SHAPE(p->tokens), targets, DT_I32, p->target, &target));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(p->tokens, p->vocab), logits, DT_F32, p->z, &z));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(p->tokens), targets, DT_I32, p->target, &target));
     dt_world_reset_counts(world);
     dt_tensor *y =
         dt_cross_entropy(tape, z, target, &(dt_cross_entropy_options){.valid = p->valid});
@@ -161,8 +143,8 @@ static dt_status quiet_body(dt_world *world, void *arg)
     for (int i = 0; i < DT_COUNT(rows); i++) {
         dt_tensor *z, *target;
         double loss;
-        DT_TRY(leaf(mesh, DT_SHAPE(8, 16, 12), rows[i].logits, DT_F32, p->z, &z));
-        DT_TRY(leaf(mesh, DT_SHAPE(8, 16), rows[i].targets, DT_I32, p->target, &target));
+        DT_TRY(host_leaf(mesh, DT_SHAPE(8, 16, 12), rows[i].logits, DT_F32, p->z, &z));
+        DT_TRY(host_leaf(mesh, DT_SHAPE(8, 16), rows[i].targets, DT_I32, p->target, &target));
         dt_tape_reset(tape, NULL);
         dt_world_reset_counts(world);
         dt_tensor *y =
@@ -201,11 +183,11 @@ static dt_status edges_body(dt_world *world, void *arg)
     DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", 2}}},
                           &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
-    DT_TRY(leaf(mesh, DT_SHAPE(2, 3, 4), "S(2)@tp", DT_F32, p->z, &z));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(2, 3, 4), "S(2)@tp", DT_F32, p->z, &z));
     /* No valid target at all. */
     const int32_t none[6] = {-100, -100, -100, -100, -100, -100};
     const float zeros[24] = {0};
-    DT_TRY(leaf(mesh, DT_SHAPE(2, 3), "", DT_I32, none, &target));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(2, 3), "", DT_I32, none, &target));
     dt_tensor *y = dt_cross_entropy(tape, z, target, &(dt_cross_entropy_options){.valid = 0});
     DT_TRY(dt_tensor_item_sync(y, &loss));
     DT_TRY(dt_backward(tape, y));
@@ -213,7 +195,7 @@ static dt_status edges_body(dt_world *world, void *arg)
     DT_TRY(check_grad(z, zeros, 0));
     dt_tensor_destroy(&target);
     /* A gradient that is P on the vocabulary's axis would be summed twice. */
-    DT_TRY(leaf(mesh, DT_SHAPE(2, 3), "", DT_I32, p->target, &target));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(2, 3), "", DT_I32, p->target, &target));
     dt_tape_reset(tape, NULL);
     y = dt_cross_entropy(tape, z, target, &(dt_cross_entropy_options){.valid = 6});
     dt_local grad = {.array = dt_array_share(dt_tensor_local(y))};
@@ -223,7 +205,7 @@ static dt_status edges_body(dt_world *world, void *arg)
     dt_tensor_destroy(&target);
     /* A target past the vocabulary. */
     const int32_t bad[6] = {0, 1, 2, 3, 0, 4};
-    DT_TRY(leaf(mesh, DT_SHAPE(2, 3), "", DT_I32, bad, &target));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(2, 3), "", DT_I32, bad, &target));
     dt_tape_reset(tape, NULL);
     y = dt_cross_entropy(tape, z, target, &(dt_cross_entropy_options){.valid = 6});
     TEST_THAT(dt_tensor_is_failed(y), "accepted");
@@ -266,10 +248,11 @@ static dt_status chunks_body(dt_world *world, void *arg)
     DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
                           &(dt_mesh_options){.axes = {{"tp", ranks}}}, &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
-    DT_TRY(leaf(mesh, DT_SHAPE(TOKENS), "", DT_I32, h->target, &target));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(TOKENS), "", DT_I32, h->target, &target));
     for (int i = 0; i < 2; i++) {
-        DT_TRY(leaf(mesh, DT_SHAPE(TOKENS, WIDTH), "", DT_F32, h->x, &x[i]));
-        DT_TRY(leaf(mesh, DT_SHAPE(VOCAB, WIDTH), ranks > 1 ? "S(0)@tp" : "", DT_F32, h->w, &w[i]));
+        DT_TRY(host_leaf(mesh, DT_SHAPE(TOKENS, WIDTH), "", DT_F32, h->x, &x[i]));
+        DT_TRY(host_leaf(mesh, DT_SHAPE(VOCAB, WIDTH), ranks > 1 ? "S(0)@tp" : "", DT_F32, h->w,
+                         &w[i]));
         dt_tape_reset(tape, NULL);
         dt_world_reset_counts(world);
         dt_heap_reset_peaks(dt_mesh_heap(mesh));
@@ -316,9 +299,9 @@ START_TEST(test_chunks)
 {
     static head h;
     for (int i = 0; i < TOKENS * WIDTH; i++)
-        h.x[i] = number(i);
+        h.x[i] = host_number(i);
     for (int i = 0; i < VOCAB * WIDTH; i++)
-        h.w[i] = number(i + 5000);
+        h.w[i] = host_number(i + 5000);
     for (int i = 0; i < TOKENS; i++)
         h.target[i] = i * 37 % VOCAB;
     test_ranks(1, chunks_body, &h);
@@ -340,9 +323,9 @@ static dt_status half_body(dt_world *world, void *arg)
     DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", 1}}},
                           &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
-    DT_TRY(leaf(mesh, DT_SHAPE(TOKENS), "", DT_I32, h->target, &target));
-    DT_TRY(leaf(mesh, DT_SHAPE(TOKENS, WIDTH), "", DT_F32, h->x, &x));
-    DT_TRY(leaf(mesh, DT_SHAPE(VOCAB, WIDTH), "", DT_F32, h->w, &w));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(TOKENS), "", DT_I32, h->target, &target));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(TOKENS, WIDTH), "", DT_F32, h->x, &x));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(VOCAB, WIDTH), "", DT_F32, h->w, &w));
     for (int i = 0; i < 2; i++) {
         dt_tape_reset(tape, NULL);
         dt_tensor *x16 = dt_cast(tape, x, DT_BF16, false), *w16 = dt_cast(tape, w, DT_BF16, false);
@@ -371,9 +354,9 @@ START_TEST(test_half)
 {
     static head h;
     for (int i = 0; i < TOKENS * WIDTH; i++)
-        h.x[i] = number(i);
+        h.x[i] = host_number(i);
     for (int i = 0; i < VOCAB * WIDTH; i++)
-        h.w[i] = number(i + 5000);
+        h.w[i] = host_number(i + 5000);
     for (int i = 0; i < TOKENS; i++)
         h.target[i] = i % WIDTH;
     test_ranks(1, half_body, &h);

@@ -1,10 +1,9 @@
 /* tests/dtensor/test_ops_nn_rows.c - single rows of neural network ops at the sizes of the map of
- * PyTorch's tests (O7, O9, O11), refusals and their fixes, nested heads, a permuted sequence,
- * memory, and equal bits for any number of threads. */
+ * PyTorch's tests (O7, O9, O11), refusals and their fixes, and equal bits for any number of threads. */
 #include "array/dt_kernels.h"
+#include "tests/dtensor/host_leaf.h"
 #include "tests/dtensor/op_check.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -80,30 +79,6 @@ END_TEST
 
 /* ---- on 4 ranks ---- */
 
-static float number(int64_t i)
-{
-    return (float)sin((double)i * 12.9898 + 4.1);
-}
-
-static dt_status leaf(dt_mesh *mesh, dt_shape shape, const char *text, const float *host,
-                      dt_tensor **out)
-{
-    const dt_layout *layout;
-    DT_TRY(dt_mesh_layout_text(mesh, shape, text, &layout));
-    DT_TRY(dt_distribute(layout, DT_F32, host, out));
-    dt_tensor_set_requires_grad(*out, true);
-    return DT_OK;
-}
-
-static dt_status ids_leaf(dt_mesh *mesh, dt_shape shape, const char *text, const int32_t *host,
-                          dt_tensor **out)
-{
-    const dt_layout *layout;
-    DT_TRY(dt_mesh_layout_text(mesh, shape, text, &layout));
-    DT_TRY(dt_distribute(layout, DT_I32, host, out));
-    return DT_OK;
-}
-
 /* Two tables at once, vocabulary split, one all-reduce each on `full`; unseen rows; a bad id. */
 static dt_status embedding_body(dt_world *world, void *arg)
 {
@@ -119,9 +94,9 @@ static dt_status embedding_body(dt_world *world, void *arg)
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
     for (int e = 0; e < 2; e++) {
         for (int i = 0; i < V * D; i++)
-            w[e][i] = number(i + 1000 * e);
-        DT_TRY(leaf(mesh, DT_SHAPE(V, D), "S(0)@tp", w[e], &table[e]));
-        DT_TRY(ids_leaf(mesh, DT_SHAPE(N), "", ids[e], &id[e]));
+            w[e][i] = host_number(i + 1000 * e);
+        DT_TRY(host_leaf(mesh, DT_SHAPE(V, D), "S(0)@tp", DT_F32, w[e], &table[e]));
+        DT_TRY(host_leaf(mesh, DT_SHAPE(N), "", DT_I32, ids[e], &id[e]));
         out[e] = dt_embedding(tape, id[e], table[e]);
     }
     TEST_THAT(dt_world_counts(world).total_calls == 0, "forward moved data");
@@ -144,7 +119,7 @@ static dt_status embedding_body(dt_world *world, void *arg)
     }
     static const int32_t bad[N] = {0, 1, 2, 3, -1, 4};
     dt_tensor *bad_ids;
-    DT_TRY(ids_leaf(mesh, DT_SHAPE(2, 3), "", bad, &bad_ids));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(2, 3), "", DT_I32, bad, &bad_ids));
     dt_tape_reset(tape, NULL);
     TEST_THAT(dt_tensor_is_failed(dt_embedding(tape, bad_ids, table[0])), "accepted");
     TEST_FAILS(DT_ERR_ARG, "the id at [1, 1] is -1, outside of the vocabulary [0, 13)",
@@ -176,7 +151,7 @@ static dt_status softmax_body(dt_world *world, void *arg)
     DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", 4}}},
                           &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
-    DT_TRY(leaf(mesh, DT_SHAPE(8, 12), "S(1)@tp", x, &t));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(8, 12), "S(1)@tp", DT_F32, x, &t));
     TEST_THAT(dt_tensor_is_failed(dt_softmax(tape, t)), "accepted");
     TEST_FAILS(DT_ERR_PLACEMENT, "to mend: redistribute operand 0 S(1) -> R", dt_tape_status(tape));
     dt_tape_reset(tape, NULL);
@@ -198,170 +173,6 @@ START_TEST(test_refusal_and_fix)
 }
 END_TEST
 
-/* ---- attention ---- */
-
-enum { HEADS = 4, KV = 2, SEQ = 70, DIM = 4, NQ = HEADS * SEQ * DIM, NK = KV * SEQ * DIM };
-
-typedef struct attention_case {
-    dt_axis axes[3];
-    const char *q, *kv, *positions; /* layouts; positions NULL: left out */
-    bool permuted;                  /* the sequence is stored in another order */
-    float *y, *dq, *dk;             /* of one rank, in order */
-} attention_case;
-
-/* The position that is stored at s: head-tail order, as balanced context parallelism uses. */
-static int place(const attention_case *c, int s)
-{
-    return !c->permuted ? s : s % 2 ? SEQ - 1 - s / 2 : s / 2;
-}
-
-/* x [heads, SEQ, DIM] in the stored order. */
-static void arrange(const attention_case *c, int heads, int64_t seed, float *out)
-{
-    for (int h = 0; h < heads; h++)
-        for (int s = 0; s < SEQ; s++)
-            for (int d = 0; d < DIM; d++)
-                out[(h * SEQ + s) * DIM + d] = number(seed + (h * SEQ + place(c, s)) * DIM + d);
-}
-
-static dt_status compare(const attention_case *c, dt_tensor *x, int heads, float *want,
-                         const char *what)
-{
-    float *got = malloc((size_t)(heads * SEQ * DIM) * sizeof *got);
-    TEST_THAT(got, "memory");
-    DT_TRY(dt_tensor_read_f32_sync(x, got));
-    double worst = 0;
-    for (int i = 0; i < heads * SEQ * DIM; i++) {
-        const int s = i / DIM % SEQ, at = (i / DIM / SEQ * SEQ + place(c, s)) * DIM + i % DIM;
-        if (c->permuted || c->axes[0].size > 1)
-            worst = fmax(worst, fabs((double)got[i] - (double)want[at]));
-        else
-            want[at] = got[i];
-    }
-    free(got);
-    TEST_THAT(worst <= 2e-6, "%s differs by %g", what, worst);
-    return DT_OK;
-}
-
-static dt_status compare_grad(const attention_case *c, dt_tensor *x, int heads, float *want,
-                              const char *what)
-{
-    dt_tensor *g;
-    DT_TRY(dt_from_array(dt_tensor_grad(x)->layout, &dt_tensor_grad(x)->array, &g));
-    const dt_status st = compare(c, g, heads, want, what);
-    dt_tensor_destroy(&g);
-    return st;
-}
-
-static dt_status attention_body(dt_world *world, void *arg)
-{
-    const attention_case *c = arg;
-    dt_mesh_options axes = {0};
-    memcpy(axes.axes, c->axes, sizeof c->axes);
-    dt_mesh *mesh;
-    dt_tape *tape;
-    dt_tensor *q, *k, *v, *q_pos = NULL, *k_pos = NULL, *dy;
-    float *host = malloc(NQ * sizeof *host);
-    int32_t position[SEQ];
-    TEST_THAT(host, "memory");
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &axes, &mesh));
-    DT_TRY(dt_tape_create(mesh, NULL, &tape));
-    arrange(c, HEADS, 0, host);
-    DT_TRY(leaf(mesh, DT_SHAPE(1, HEADS, SEQ, DIM), c->q, host, &q));
-    arrange(c, KV, 5000, host);
-    DT_TRY(leaf(mesh, DT_SHAPE(1, KV, SEQ, DIM), c->kv, host, &k));
-    arrange(c, KV, 9000, host);
-    DT_TRY(leaf(mesh, DT_SHAPE(1, KV, SEQ, DIM), c->kv, host, &v));
-    for (int s = 0; s < SEQ; s++)
-        position[s] = place(c, s);
-    if (c->positions) {
-        DT_TRY(ids_leaf(mesh, DT_SHAPE(SEQ), c->positions, position, &q_pos));
-        DT_TRY(ids_leaf(mesh, DT_SHAPE(SEQ), "", position, &k_pos));
-    }
-    dt_tensor *y = dt_attention(
-        tape, q, k, v, &(dt_attention_options){.q_positions = q_pos, .k_positions = k_pos});
-    DT_TRY(dt_tape_status(tape));
-    DT_TRY(compare(c, y, HEADS, c->y, "y"));
-    arrange(c, HEADS, 20000, host);
-    DT_TRY(leaf(mesh, DT_SHAPE(1, HEADS, SEQ, DIM), c->q, host, &dy));
-    const dt_local grad = {dt_tensor_layout(dy), *dt_tensor_local(dy)};
-    DT_TRY(dt_backward_from(tape, 1, &y, &grad));
-    DT_TRY(compare_grad(c, q, HEADS, c->dq, "dq"));
-    DT_TRY(compare_grad(c, k, KV, c->dk, "dk"));
-    dt_tensor *all[] = {q, k, v, dy, q_pos, k_pos};
-    for (int i = 0; i < DT_COUNT(all); i++)
-        dt_tensor_destroy(&all[i]);
-    free(host);
-    dt_tape_destroy(&tape);
-    dt_mesh_destroy(&mesh);
-    return DT_OK;
-}
-
-START_TEST(test_attention_layouts)
-{
-    static float y[NQ], dq[NQ], dk[NK];
-    attention_case cases[] = {
-        {.axes = {{"tp", 1}}, .q = "", .kv = ""},
-        {.axes = {{"tp", 1}}, .q = "", .kv = "", .positions = "", .permuted = true},
-        /* Context parallel, in order and balanced. */
-        {.axes = {{"cp", 4}}, .q = "S(2)@cp", .kv = ""},
-        {.axes = {{"cp", 4}}, .q = "S(2)@cp", .kv = "", .positions = "S(0)@cp", .permuted = true},
-        /* More ranks than kv heads: kv split on tp_kv alone, or not at all. */
-        {.axes = {{"tp_kv", 2}, {"tp_rep", 2}}, .q = "S(1)@tp_kv>tp_rep", .kv = "S(1)@tp_kv"},
-        {.axes = {{"tp", 4}}, .q = "S(1)@tp", .kv = ""},
-        {.axes = {{"tp", 3}}, .q = "S(1)@tp", .kv = ""},
-        {.axes = {{"cp", 2}, {"tp", 2}}, .q = "S(2)@cp, S(1)@tp", .kv = "S(1)@tp"},
-    };
-    for (int i = 0; i < DT_COUNT(cases); i++) {
-        cases[i].y = y;
-        cases[i].dq = dq;
-        cases[i].dk = dk;
-        test_ranks(cases[i].axes[0].size * (cases[i].axes[1].name ? cases[i].axes[1].size : 1),
-                   attention_body, &cases[i]);
-    }
-}
-END_TEST
-
-/* Nothing of the size of S x S: activations are out and lse, the rest are positions. */
-static dt_status memory_body(dt_world *world, void *arg)
-{
-    (void)arg;
-    enum { S = 1024, D = 8 };
-    dt_mesh *mesh;
-    dt_tape *tape;
-    dt_tensor *x[3];
-    const dt_layout *layout;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", 1}}},
-                          &mesh));
-    DT_TRY(dt_tape_create(mesh, NULL, &tape));
-    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(1, 2, S, D), "", &layout));
-    for (int i = 0; i < 3; i++) {
-        DT_TRY(dt_full_value(layout, DT_F32, 0.5, &x[i]));
-        dt_tensor_set_requires_grad(x[i], true);
-    }
-    const dt_heap_stats before = dt_heap_get_stats(dt_mesh_heap(mesh));
-    dt_heap_reset_peaks(dt_mesh_heap(mesh));
-    dt_tensor *y = dt_attention(tape, x[0], x[1], x[2], NULL);
-    DT_TRY(dt_backward(tape, dt_sum(tape, y, 0)));
-    const dt_heap_stats after = dt_heap_get_stats(dt_mesh_heap(mesh));
-    TEST_THAT(after.peak[DT_TAG_ACTIVATION] - before.live[DT_TAG_ACTIVATION] ==
-                  (2 * S * D + 2 * S + 1) * (int64_t)sizeof(float),
-              "activations %lld bytes", (long long)after.peak[DT_TAG_ACTIVATION]);
-    TEST_THAT(after.peak[DT_TAG_WORKSPACE] <= 2 * S * (int64_t)sizeof(int32_t), "work %lld bytes",
-              (long long)after.peak[DT_TAG_WORKSPACE]);
-    for (int i = 0; i < 3; i++)
-        dt_tensor_destroy(&x[i]);
-    dt_tape_destroy(&tape);
-    dt_mesh_destroy(&mesh);
-    return DT_OK;
-}
-
-START_TEST(test_attention_memory)
-{
-    test_ranks(1, memory_body, NULL);
-}
-END_TEST
-
 /* ---- threads ---- */
 
 enum { BIG = 160 * 512 };
@@ -373,9 +184,9 @@ static dt_status chain(dt_mesh *mesh, int threads, const float *host, const int3
     dt_tape *tape;
     dt_tensor *table, *w, *id;
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
-    DT_TRY(leaf(mesh, DT_SHAPE(160, 512), "", host, &table));
-    DT_TRY(leaf(mesh, DT_SHAPE(512), "", host, &w));
-    DT_TRY(ids_leaf(mesh, DT_SHAPE(2, 100), "", ids, &id));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(160, 512), "", DT_F32, host, &table));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(512), "", DT_F32, host, &w));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(2, 100), "", DT_I32, ids, &id));
     dt_compute_threads_set(threads);
     dt_tensor *x = dt_layernorm(tape, dt_embedding(tape, id, table), w, w, 1e-5);
     dt_tensor *h = dt_rope(tape, dt_rearrange(tape, x, "b s (h d) -> b h s d", "h=8"), NULL,
@@ -404,7 +215,7 @@ static dt_status threads_body(dt_world *world, void *arg)
     (void)arg;
     TEST_THAT(host && one && many, "memory");
     for (int i = 0; i < BIG; i++)
-        host[i] = number(i);
+        host[i] = host_number(i);
     for (int i = 0; i < 200; i++)
         ids[i] = i * 37 % 160;
     DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", 1}}},
@@ -434,8 +245,6 @@ int main(void)
     tcase_add_test(tc, test_embedding_sizes);
     tcase_add_test(tc, test_split_embeddings);
     tcase_add_test(tc, test_refusal_and_fix);
-    tcase_add_test(tc, test_attention_layouts);
-    tcase_add_test(tc, test_attention_memory);
     tcase_add_test(tc, test_threads_give_equal_bits);
     suite_add_tcase(suite, tc);
     return test_main(suite);
