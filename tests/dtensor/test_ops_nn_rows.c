@@ -1,5 +1,6 @@
 /* tests/dtensor/test_ops_nn_rows.c - single rows of neural network ops at the sizes of the map of
- * PyTorch's tests (O7, O9, O11), refusals and their fixes, and equal bits for any number of threads. */
+ * PyTorch's tests (O7, O9, O11), refusals and their fixes, and equal bits for any number
+ * of threads. */
 #include "array/dt_kernels.h"
 #include "tests/dtensor/host_leaf.h"
 #include "tests/dtensor/op_check.h"
