@@ -1,10 +1,7 @@
-/* tests/array/test_matmul.c - the product against a triple loop in double.
- *
- * The bound on an element is that of any order of summation (Higham, "Accuracy and stability of
- * numerical algorithms", 3.1): (k + 4) u sum|a||b|, plus one rounding to C's dtype. */
-#include "array/dt_half.h"
-#include "array/dt_kernels.h"
+/* tests/array/test_matmul.c - the product against a triple loop in double (matmul_check.h), over
+ * types, transposes, sizes, strides and batches; threads; what is refused. */
 #include "array/matmul_internal.h"
+#include "tests/array/matmul_check.h"
 #include "tests/harness.h"
 
 #include <math.h>
@@ -12,151 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef void product_fn(const dt_matmul_args *args);
-
 static void by_backend(const dt_matmul_args *args)
 {
     ck_ok(dt_matmul_run(args));
-}
-
-static uint32_t next_random(uint32_t *state)
-{
-    *state = *state * 1664525u + 1013904223u;
-    return *state >> 8;
-}
-
-static double load(dt_dtype dtype, const void *p, int64_t i)
-{
-    if (dtype == DT_F64)
-        return ((const double *)p)[i];
-    float x = 0;
-    dt_load_f32(dtype, (const char *)p + i * (int64_t)dt_dtype_size(dtype), &x, 1);
-    return (double)x;
-}
-
-static void store(dt_dtype dtype, void *p, int64_t i, double x)
-{
-    const float narrow = (float)x;
-    if (dtype == DT_F64)
-        ((double *)p)[i] = x;
-    else
-        dt_store_f32(dtype, &narrow, (char *)p + i * (int64_t)dt_dtype_size(dtype), 1);
-}
-
-/* n random elements in [-1, 1); one byte-exact malloc, so that the sanitizer sees reads past the
- * end. */
-static void *random_block(dt_dtype dtype, int64_t n, uint32_t *state)
-{
-    void *p = malloc((size_t)n * dt_dtype_size(dtype) + 1);
-    ck_assert_ptr_nonnull(p);
-    for (int64_t i = 0; i < n; i++)
-        store(dtype, p, i, ldexp((double)next_random(state), -23) - 1);
-    return p;
-}
-
-/* Elements from the first to one past the last of a batch of rows. */
-static int64_t extent(int64_t batch, int64_t stride, int64_t rows, int64_t ld, int64_t cols)
-{
-    return batch == 0 || rows == 0 || cols == 0 ? 0 : (batch - 1) * stride + (rows - 1) * ld + cols;
-}
-
-static double unit_roundoff(dt_dtype dtype)
-{
-    switch (dtype) {
-    case DT_F64: return ldexp(1, -53);
-    case DT_BF16: return ldexp(1, -8);
-    case DT_F16: return ldexp(1, -11);
-    case DT_F32:
-    case DT_I32:
-    case DT_I64:
-    case DT_U8:
-    case DT_NDTYPES: break;
-    }
-    return ldexp(1, -24);
-}
-
-/* Where element (i, p) of an operand lies. */
-static int64_t place(bool trans, int64_t ld, int64_t i, int64_t p)
-{
-    return trans ? p * ld + i : i * ld + p;
-}
-
-static void check_element(const dt_matmul_args *p, const void *before, int64_t z, int64_t i,
-                          int64_t j)
-{
-    double sum = 0, size = 0;
-    for (int64_t l = 0; l < p->k; l++) {
-        const double a = load(p->dtype, p->a, z * p->stride_a + place(p->trans_a, p->lda, i, l));
-        const double b = load(p->dtype, p->b, z * p->stride_b + place(p->trans_b, p->ldb, l, j));
-        sum += a * b;
-        size += fabs(a * b);
-    }
-    const int64_t at = z * p->stride_c + i * p->ldc + j;
-    const double c = p->beta == 0 ? 0 : p->beta * load(p->dtype_c, before, at);
-    const double want = p->alpha * sum + c;
-    const double u = p->dtype == DT_F64 ? ldexp(1, -53) : ldexp(1, -24);
-    const double smallest =
-        p->dtype_c == DT_F16 ? ldexp(1, -25) : 0; /* half of a subnormal's unit */
-    const double bound = (double)(p->k + 4) * u * (fabs(p->alpha) * size + fabs(c)) +
-                         unit_roundoff(p->dtype_c) * fabs(want) + smallest;
-    const double got = load(p->dtype_c, p->c, at);
-    if (!(fabs(got - want) <= bound))
-        ck_abort_msg(
-            "%s to %s %lldx%lldx%lld batch %lld trans %d%d alpha %g beta %g: C[%lld,%lld,%lld] = "
-            "%.9g, want %.9g within %g",
-            dt_dtype_name(p->dtype), dt_dtype_name(p->dtype_c), (long long)p->m, (long long)p->n,
-            (long long)p->k, (long long)p->batch, p->trans_a, p->trans_b, p->alpha, p->beta,
-            (long long)z, (long long)i, (long long)j, got, want, bound);
-}
-
-/* All elements of C, and that what lies between its rows is as before. */
-static void check_result(const dt_matmul_args *p, const void *before, int64_t c_count)
-{
-    const size_t size = dt_dtype_size(p->dtype_c);
-    for (int64_t z = 0; z < p->batch; z++)
-        for (int64_t i = 0; i < p->m; i++)
-            for (int64_t j = 0; j < p->n; j++)
-                check_element(p, before, z, i, j);
-    for (int64_t e = 0; e < c_count; e++) {
-        const int64_t column = e % p->stride_c % p->ldc;
-        const bool inside = column < p->n && e % p->stride_c / p->ldc < p->m;
-        if (!inside && memcmp((const char *)p->c + e * (int64_t)size,
-                              (const char *)before + e * (int64_t)size, size) != 0)
-            ck_abort_msg("element %lld between rows of C was written", (long long)e);
-    }
-}
-
-/* Fill in operands with gaps (or none), multiply, compare. `p` says dtypes, sizes, transposes,
- * alpha, beta. */
-static void check_product(product_fn *product, dt_matmul_args p, int64_t gap, bool shared_b,
-                          uint32_t *state)
-{
-    const int64_t a_rows = p.trans_a ? p.k : p.m, a_cols = p.trans_a ? p.m : p.k;
-    const int64_t b_rows = p.trans_b ? p.n : p.k, b_cols = p.trans_b ? p.k : p.n;
-    p.lda = a_cols + gap;
-    p.ldb = b_cols + 2 * gap;
-    p.ldc = p.n + 3 * gap;
-    p.stride_a = a_rows * p.lda + gap;
-    p.stride_b = shared_b ? 0 : b_rows * p.ldb + gap;
-    p.stride_c = p.m * p.ldc + gap;
-    const int64_t c_count = extent(p.batch, p.stride_c, p.m, p.ldc, p.n);
-    const size_t c_bytes = (size_t)c_count * dt_dtype_size(p.dtype_c);
-    void *a = random_block(p.dtype, extent(p.batch, p.stride_a, a_rows, p.lda, a_cols), state);
-    void *b = random_block(p.dtype, extent(p.batch, p.stride_b, b_rows, p.ldb, b_cols), state);
-    void *c = random_block(p.dtype_c, c_count, state), *before = malloc(c_bytes + 1);
-    ck_assert_ptr_nonnull(before);
-    for (int64_t i = 0; i < c_count && p.beta == 0; i++)
-        store(p.dtype_c, c, i, (double)NAN); /* must not be read */
-    memcpy(before, c, c_bytes);
-    p.a = a;
-    p.b = b;
-    p.c = c;
-    product(&p);
-    check_result(&p, before, c_count);
-    free(a);
-    free(b);
-    free(c);
-    free(before);
 }
 
 static const struct {
@@ -165,7 +20,7 @@ static const struct {
              {DT_BF16, DT_F32}, {DT_F16, DT_F16}, {DT_F16, DT_F32}};
 
 /* Every transpose, with and without gaps, batches and shared B, over odd sizes. */
-static void check_sizes(product_fn *product, int pair, int rounds)
+static void check_sizes(matmul_fn *product, int pair, int rounds)
 {
     static const int64_t sizes[] = {1, 2, 3, 5, 8, 17, 31, 33, 65, 130};
     static const double factors[][2] = {{1, 0}, {1, 1}, {0.5, 0}, {-2, 0.25}};
@@ -176,12 +31,12 @@ static void check_sizes(product_fn *product, int pair, int rounds)
                                   .trans_a = i % 2 == 1,
                                   .trans_b = i / 2 % 2 == 1,
                                   .batch = i % 3 == 0 ? 3 : 1,
-                                  .m = sizes[next_random(&state) % 10],
-                                  .n = sizes[next_random(&state) % 10],
-                                  .k = sizes[next_random(&state) % 10],
+                                  .m = sizes[matmul_random(&state) % 10],
+                                  .n = sizes[matmul_random(&state) % 10],
+                                  .k = sizes[matmul_random(&state) % 10],
                                   .alpha = factors[i / 4 % 4][0],
                                   .beta = factors[i / 4 % 4][1]};
-        check_product(product, p, i / 16 % 2 * 3, i / 32 % 2 == 1, &state);
+        matmul_check(product, p, i / 16 % 2 * 3, i / 32 % 2 == 1, &state);
     }
 }
 
@@ -208,9 +63,9 @@ START_TEST(test_large)
                               .n = 140,
                               .k = 300,
                               .alpha = 1};
-    check_product(by_backend, p, 1, false, &state);
+    matmul_check(by_backend, p, 1, false, &state);
     if (_i < 2)
-        check_product(_i == 0 ? dti_matmul_plain_f32 : dti_matmul_plain_f64, p, 1, false, &state);
+        matmul_check(_i == 0 ? dti_matmul_plain_f32 : dti_matmul_plain_f64, p, 1, false, &state);
 }
 END_TEST
 
@@ -228,7 +83,7 @@ START_TEST(test_sizes_of_zero)
                                       .k = zero & 4 ? 0 : 5,
                                       .alpha = 1,
                                       .beta = factors * 0.5};
-            check_product(by_backend, p, zero % 2, false, &state);
+            matmul_check(by_backend, p, zero % 2, false, &state);
         }
 }
 END_TEST
@@ -239,9 +94,9 @@ START_TEST(test_interleaved_heads)
     enum { HEADS = 3, SEQ = 7, DIM = 5 };
     uint32_t state = 21;
     const dt_dtype dtype = pairs[_i].dtype, dtype_c = pairs[_i].dtype_c;
-    void *q = random_block(dtype, SEQ * HEADS * DIM, &state);
-    void *k = random_block(dtype, SEQ * HEADS * DIM, &state);
-    void *scores = random_block(dtype_c, HEADS * SEQ * SEQ, &state);
+    void *q = matmul_block(dtype, SEQ * HEADS * DIM, &state);
+    void *k = matmul_block(dtype, SEQ * HEADS * DIM, &state);
+    void *scores = matmul_block(dtype_c, HEADS * SEQ * SEQ, &state);
     dt_matmul_args p = {.dtype = dtype,
                         .dtype_c = dtype_c,
                         .trans_b = true,
@@ -260,7 +115,7 @@ START_TEST(test_interleaved_heads)
                         .alpha = 1};
     by_backend(&p);
     p.ldc = SEQ;
-    check_result(&p, scores, 0);
+    matmul_check_result(&p, scores, 0);
     free(q);
     free(k);
     free(scores);
@@ -312,8 +167,8 @@ START_TEST(test_ranks_at_once)
 {
     uint32_t state = 4;
     const dt_dtype dtype = _i == 0 ? DT_F32 : DT_BF16;
-    void *a = random_block(dtype, SIZE * SIZE, &state),
-         *b = random_block(dtype, SIZE * SIZE, &state);
+    void *a = matmul_block(dtype, SIZE * SIZE, &state),
+         *b = matmul_block(dtype, SIZE * SIZE, &state);
     static float alone[SIZE * SIZE];
     static rank_job job[RANKS];
     const dt_matmul_args p = {.dtype = dtype,
@@ -364,8 +219,8 @@ START_TEST(test_ignores_threads)
     const dt_dtype dtype = apart[_i].dtype;
     const int64_t m = apart[_i].m, n = apart[_i].n, k = apart[_i].k;
     const size_t bytes = (size_t)(m * n) * dt_dtype_size(dtype);
-    void *a = random_block(dtype, m * k, &state), *b = random_block(dtype, k * n, &state);
-    void *start = random_block(dtype, m * n, &state), *c[3];
+    void *a = matmul_block(dtype, m * k, &state), *b = matmul_block(dtype, k * n, &state);
+    void *start = matmul_block(dtype, m * n, &state), *c[3];
     const int before = dt_compute_threads_get();
     for (int threads = 1; threads <= 3; threads++) {
         dt_compute_threads_set(threads);

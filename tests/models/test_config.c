@@ -1,94 +1,16 @@
 /* tests/models/test_config.c - every field of a config.json reaches the model: a model read from a
  * file is, bit for bit, the one made from a struct with the same numbers, and the comparison sees
  * each field by itself. Fields left out take Hugging Face's defaults. */
-#include "models/dt_models.h"
-#include "tests/harness.h"
+#include "tests/models/picture.h"
 
 #include <math.h>
-#include <stddef.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-enum { BATCH = 2, SEQ = 6, WORDS = BATCH * SEQ, VOCAB = 40 };
-
-/* ---- what a model is: its parameters, and its loss on a fixed batch ---- */
-
-typedef struct picture {
-    int64_t nparams, count;
-    double sum; /* of all initial values, in order */
-    float loss;
-} picture;
-
-static dt_status take(dt_world *world, dt_module *model, picture *out)
-{
-    dt_mesh *mesh = NULL;
-    dt_tape *t = NULL;
-    dt_values in = {.n = 2};
-    const dt_layout *layout = NULL;
-    int32_t id[2][WORDS];
-    int n = 0;
-    *out = (picture){0};
-    for (int i = 0; i < WORDS; i++) {
-        id[0][i] = (i * 37 + 5) % VOCAB;
-        id[1][i] = (i * 11 + 3) % VOCAB;
-    }
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"dp", -1}}},
-                          &mesh));
-    DT_TRY(dt_module_materialize(model, mesh, 3));
-    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(BATCH, SEQ), "", &layout));
-    for (int i = 0; i < 2; i++)
-        DT_TRY(dt_distribute(layout, DT_I32, id[i], &in.value[i]));
-    DT_TRY(dt_tape_create(mesh, &(dt_tape_options){.no_grad = true, .seed = 1}, &t));
-    dt_param *const *p = dt_module_params(model, &n);
-    for (int i = 0; i < n; i++) {
-        const float *x = dt_array_data(dt_tensor_local(p[i]->tensor));
-        const int64_t count = dt_shape_count(p[i]->shape);
-        for (int64_t k = 0; k < count; k++)
-            out->sum += (double)x[k] * (double)(k % 7 + 1);
-        out->count += count;
-    }
-    out->nparams = n;
-    dt_model_set_loss(model, WORDS, 0);
-    dt_tensor *loss = dt_module_call(model, t, &in).value[0];
-    DT_TRY(dt_tape_status(t));
-    DT_TRY(dt_array_read(dt_tensor_local(loss), &out->loss, 1));
-    dt_tape_destroy(&t);
-    for (int i = 0; i < 2; i++)
-        dt_tensor_destroy(&in.value[i]);
-    dt_module_destroy(&model);
-    dt_mesh_destroy(&mesh);
-    return DT_OK;
-}
-
-static bool same(const picture *a, const picture *b)
-{
-    return a->nparams == b->nparams && a->count == b->count && a->sum == b->sum &&
-           a->loss == b->loss;
-}
-
-/* The model of a config.json with this text. */
-static dt_status from_text(dt_world *world, const char *text, picture *out, dt_model_facts *facts)
-{
-    char path[] = "/tmp/dt_config_XXXXXX";
-    dt_module *model = NULL;
-    const int fd = mkstemp(path);
-    TEST_THAT(fd >= 0, "%s", path);
-    const bool written = write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-    (void)close(fd);
-    const dt_status st = written ? dt_model_create(path, &model, facts) : DT_OK;
-    (void)unlink(path);
-    TEST_THAT(written, "%s", path);
-    DT_TRY(st);
-    DT_TRY(take(world, model, out));
-    return DT_OK;
-}
 
 /* ---- Llama ---- */
 
 /* No value is a default, and none follows from another. */
-static const dt_llama_config llama = {.vocab_size = VOCAB,
+static const dt_llama_config llama = {.vocab_size = PICTURE_VOCAB,
                                       .hidden_size = 24,
                                       .intermediate_size = 20,
                                       .num_hidden_layers = 2,
@@ -109,7 +31,7 @@ static dt_status llama_picture(dt_world *world, const dt_llama_config *c, pictur
 {
     dt_module *model = NULL;
     DT_TRY(dt_llama_create(c, &model));
-    DT_TRY(take(world, model, out));
+    DT_TRY(picture_take(world, model, out));
     return DT_OK;
 }
 
@@ -161,17 +83,18 @@ static dt_status llama_body(dt_world *world, void *arg)
         (int)c->head_dim, (int)c->max_position_embeddings, c->rope.theta, c->rms_norm_eps,
         c->initializer_range, yes(c->tie_word_embeddings), yes(c->qkv_bias), yes(c->mlp_bias),
         c->dropout);
-    DT_TRY(from_text(world, text, &file, &facts));
+    DT_TRY(picture_of_text(world, text, &file, &facts));
     DT_TRY(llama_picture(world, c, &made));
-    TEST_THAT(same(&file, &made), "loss %.9g, not %.9g", (double)file.loss, (double)made.loss);
-    TEST_THAT(facts.max_positions == 33 && facts.vocab == VOCAB && facts.hidden == 24 &&
+    TEST_THAT(picture_same(&file, &made), "loss %.9g, not %.9g", (double)file.loss,
+              (double)made.loss);
+    TEST_THAT(facts.max_positions == 33 && facts.vocab == PICTURE_VOCAB && facts.hidden == 24 &&
                   facts.layers == 2 && facts.heads == 4 && facts.kv_heads == 2 &&
                   facts.head_dim == 10,
               "facts");
     for (int i = 0; i < 14; i++) {
         const dt_llama_config changed = llama_but(i);
         DT_TRY(llama_picture(world, &changed, &other));
-        TEST_THAT(!same(&other, &made), "field %d does not matter", i);
+        TEST_THAT(!picture_same(&other, &made), "field %d does not matter", i);
     }
     return DT_OK;
 }
@@ -188,7 +111,7 @@ static dt_status llama_defaults_body(dt_world *world, void *arg)
     (void)arg;
     picture file, made;
     dt_model_facts facts;
-    const dt_llama_config c = {.vocab_size = VOCAB,
+    const dt_llama_config c = {.vocab_size = PICTURE_VOCAB,
                                .hidden_size = 24,
                                .intermediate_size = 20,
                                .num_hidden_layers = 2,
@@ -199,13 +122,14 @@ static dt_status llama_defaults_body(dt_world *world, void *arg)
                                .rope.theta = 10000,
                                .rms_norm_eps = 1e-6,
                                .initializer_range = 0.02};
-    DT_TRY(from_text(world,
-                     "{\"model_type\": \"llama\", \"vocab_size\": 40, \"hidden_size\": 24, "
-                     "\"intermediate_size\": 20, \"num_hidden_layers\": 2, "
-                     "\"num_attention_heads\": 4}",
-                     &file, &facts));
+    DT_TRY(picture_of_text(world,
+                           "{\"model_type\": \"llama\", \"vocab_size\": 40, \"hidden_size\": 24, "
+                           "\"intermediate_size\": 20, \"num_hidden_layers\": 2, "
+                           "\"num_attention_heads\": 4}",
+                           &file, &facts));
     DT_TRY(llama_picture(world, &c, &made));
-    TEST_THAT(same(&file, &made), "loss %.9g, not %.9g", (double)file.loss, (double)made.loss);
+    TEST_THAT(picture_same(&file, &made), "loss %.9g, not %.9g", (double)file.loss,
+              (double)made.loss);
     TEST_THAT(facts.max_positions == 2048, "%lld", (long long)facts.max_positions);
     return DT_OK;
 }
@@ -218,7 +142,7 @@ END_TEST
 
 /* ---- GPT-2 ---- */
 
-static const dt_gpt2_config gpt2 = {.vocab_size = VOCAB,
+static const dt_gpt2_config gpt2 = {.vocab_size = PICTURE_VOCAB,
                                     .n_embd = 24,
                                     .n_layer = 2,
                                     .n_head = 4,
@@ -233,7 +157,7 @@ static dt_status gpt2_picture(dt_world *world, const dt_gpt2_config *c, picture 
 {
     dt_module *model = NULL;
     DT_TRY(dt_gpt2_create(c, &model));
-    DT_TRY(take(world, model, out));
+    DT_TRY(picture_take(world, model, out));
     return DT_OK;
 }
 
@@ -271,13 +195,14 @@ static dt_status gpt2_body(dt_world *world, void *arg)
                    (int)c->vocab_size, (int)c->n_embd, (int)c->n_layer, (int)c->n_head,
                    (int)c->n_inner, (int)c->n_positions, c->layer_norm_epsilon,
                    c->initializer_range, c->embd_pdrop, c->resid_pdrop);
-    DT_TRY(from_text(world, text, &file, &facts));
+    DT_TRY(picture_of_text(world, text, &file, &facts));
     DT_TRY(gpt2_picture(world, c, &made));
-    TEST_THAT(same(&file, &made), "loss %.9g, not %.9g", (double)file.loss, (double)made.loss);
+    TEST_THAT(picture_same(&file, &made), "loss %.9g, not %.9g", (double)file.loss,
+              (double)made.loss);
     for (int i = 0; i < 10; i++) {
         const dt_gpt2_config changed = gpt2_but(i);
         DT_TRY(gpt2_picture(world, &changed, &other));
-        TEST_THAT(!same(&other, &made), "field %d does not matter", i);
+        TEST_THAT(!picture_same(&other, &made), "field %d does not matter", i);
     }
     return DT_OK;
 }
@@ -299,12 +224,13 @@ static dt_status gpt2_defaults_body(dt_world *world, void *arg)
     c.layer_norm_epsilon = 1e-5;
     c.initializer_range = 0.02;
     c.embd_pdrop = c.resid_pdrop = 0.1;
-    DT_TRY(from_text(world,
-                     "{\"model_type\": \"gpt2\", \"vocab_size\": 40, \"n_embd\": 24, "
-                     "\"n_layer\": 2, \"n_head\": 4, \"n_positions\": 33, \"attn_pdrop\": 0}",
-                     &file, &facts));
+    DT_TRY(picture_of_text(world,
+                           "{\"model_type\": \"gpt2\", \"vocab_size\": 40, \"n_embd\": 24, "
+                           "\"n_layer\": 2, \"n_head\": 4, \"n_positions\": 33, \"attn_pdrop\": 0}",
+                           &file, &facts));
     DT_TRY(gpt2_picture(world, &c, &made));
-    TEST_THAT(same(&file, &made), "loss %.9g, not %.9g", (double)file.loss, (double)made.loss);
+    TEST_THAT(picture_same(&file, &made), "loss %.9g, not %.9g", (double)file.loss,
+              (double)made.loss);
     return DT_OK;
 }
 
@@ -349,7 +275,7 @@ static dt_status too_large_body(dt_world *world, void *arg)
                    "\"num_attention_heads\": 4, \"n_head\": 4, \"attn_pdrop\": 0}",
                    too_large[i].type, v, n, n, inner, inner, layers, layers, positions, positions,
                    (long long)too_large[i].head);
-    const dt_status st = from_text(world, text, &file, &facts);
+    const dt_status st = picture_of_text(world, text, &file, &facts);
     TEST_THAT(st == DT_ERR_FORMAT && strstr(dt_error_trace(), too_large[i].says), "%s: %s",
               too_large[i].says, dt_error_trace());
     return DT_OK;
