@@ -1,5 +1,6 @@
 /* tests/array/test_matmul.c - the product against a triple loop in double (matmul_check.h), over
  * types, transposes, sizes, strides and batches; threads; what is refused. */
+#include "array/dt_kernels.h"
 #include "array/matmul_internal.h"
 #include "tests/array/matmul_check.h"
 #include "tests/harness.h"
