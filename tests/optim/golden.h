@@ -3,6 +3,7 @@
 
 #include "base/dt_json.h"
 #include "checkpoint/dt_safetensors.h"
+#include "mesh/dt_mesh.h"
 #include "tests/harness.h"
 
 #include <stdio.h>
@@ -52,4 +53,43 @@ static inline dt_status golden_read(golden *g, const json_t *one, const char *ro
     DT_TRY(dt_safetensors_read(g->tensors, e, e->shape, (int64_t[DT_MAX_DIMS]){0}, &array));
     *shape_out = e->shape;
     return DT_OK;
+}
+
+/* One case, on a mesh of one rank with the axes x and y. */
+typedef dt_status golden_case(golden *g, const json_t *one, dt_mesh *mesh);
+
+typedef struct golden_op {
+    golden g;
+    const char *op;
+    golden_case *run;
+} golden_op;
+
+static inline dt_status golden_body(dt_world *world, void *arg)
+{
+    golden_op *o = arg;
+    dt_mesh *mesh = NULL;
+    json_t *one;
+    size_t i;
+    int seen = 0;
+    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
+                          &(dt_mesh_options){.axes = {{"x", 1}, {"y", 1}}}, &mesh));
+    json_array_foreach(json_object_get(o->g.cases, "ops"), i, one)
+    {
+        if (strcmp(json_string_value(json_object_get(one, "op")), o->op) != 0)
+            continue;
+        DT_TRY(o->run(&o->g, one, mesh));
+        seen++;
+    }
+    TEST_THAT(seen == 2, "%d cases", seen);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+/* Both cases of an op. */
+static inline void golden_run(const char *folder, const char *op, golden_case *run)
+{
+    golden_op o = {.op = op, .run = run};
+    golden_open(&o.g, folder);
+    test_ranks(1, golden_body, &o);
+    golden_close(&o.g);
 }

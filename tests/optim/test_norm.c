@@ -2,21 +2,16 @@
  * over the whole; the clip factor. */
 #include "array/dt_kernels_optim.h"
 #include "optim/dt_optim.h"
+#include "tests/optim/bare.h"
 #include "tests/optim/golden.h"
 
 #include <math.h>
 
 static const char *folder = "tests/golden";
 
-static dt_status make_mesh(dt_world *world, int a, int b, dt_mesh **mesh_out)
-{
-    const dt_mesh_options options = {.axes = {{"x", a}, {"y", b}}};
-    return dt_mesh_create(world, (dt_device){DT_CPU, 0}, &options, mesh_out);
-}
-
 /* ---- goldens ---- */
 
-static dt_status run_golden(golden *g, const json_t *one, dt_mesh *mesh, dt_comm *comm)
+static dt_status run_golden(golden *g, const json_t *one, dt_mesh *mesh)
 {
     static const char *const grads[] = {"grad_0", "grad_1"}, *const clipped[] = {"clipped_0",
                                                                                  "clipped_1"};
@@ -27,12 +22,12 @@ static dt_status run_golden(golden *g, const json_t *one, dt_mesh *mesh, dt_comm
     double norm;
     for (int i = 0; i < 2; i++) {
         DT_TRY(golden_read(g, one, grads[i], value[i], &shape));
-        host[i] = (dt_storage){
-            .heap = g->heap, .data = value[i], .bytes = sizeof value[i], .refs = 1};
+        host[i] =
+            (dt_storage){.heap = g->heap, .data = value[i], .bytes = sizeof value[i], .refs = 1};
         DT_TRY(dt_mesh_layout_text(mesh, shape, "", &locals[i].layout));
         locals[i].array = (dt_array){&host[i], 0, shape, DT_F32};
     }
-    DT_TRY(dt_global_norm_sync(2, locals, comm, &norm, NULL));
+    DT_TRY(dt_global_norm_sync(2, locals, dt_world_comm(dt_mesh_world(mesh)), &norm, NULL));
     DT_TRY(golden_read(g, one, "norm", want, &shape));
     TEST_THAT(fabs(norm - (double)want[0]) <= golden_number(one, "tolerance", "norm"), "%g %g",
               norm, (double)want[0]);
@@ -48,32 +43,9 @@ static dt_status run_golden(golden *g, const json_t *one, dt_mesh *mesh, dt_comm
     return DT_OK;
 }
 
-static dt_status goldens(dt_world *world, void *arg)
-{
-    golden *g = arg;
-    dt_mesh *mesh = NULL;
-    json_t *one;
-    size_t i;
-    int seen = 0;
-    DT_TRY(make_mesh(world, 1, 1, &mesh));
-    json_array_foreach(json_object_get(g->cases, "ops"), i, one)
-    {
-        if (strcmp(json_string_value(json_object_get(one, "op")), "clip_grad_norm") != 0)
-            continue;
-        DT_TRY(run_golden(g, one, mesh, dt_world_comm(world)));
-        seen++;
-    }
-    TEST_THAT(seen == 2, "%d cases", seen);
-    dt_mesh_destroy(&mesh);
-    return DT_OK;
-}
-
 START_TEST(test_goldens)
 {
-    golden g;
-    golden_open(&g, folder);
-    test_ranks(1, goldens, &g);
-    golden_close(&g);
+    golden_run(folder, "clip_grad_norm", run_golden);
 }
 END_TEST
 
@@ -128,7 +100,7 @@ static dt_status placements(dt_world *world, void *arg)
     dt_tensor *x[N];
     dt_local locals[N + 1] = {{0}}; /* the last: a tensor of another stage */
     double norm, each[N + 1], total = 0;
-    DT_TRY(make_mesh(world, sizes[0], sizes[1], &mesh));
+    DT_TRY(bare_mesh(world, sizes[0], sizes[1], &mesh));
     for (int i = 0; i < N; i++) {
         DT_TRY(make(i, mesh, &x[i]));
         locals[i] = (dt_local){dt_tensor_layout(x[i]), *dt_tensor_local(x[i])};
@@ -177,7 +149,7 @@ static dt_status wide(dt_world *world, void *arg)
     const dt_layout *layout;
     dt_tensor *x = NULL;
     double norm, again;
-    DT_TRY(make_mesh(world, 1, 1, &mesh));
+    DT_TRY(bare_mesh(world, 1, 1, &mesh));
     DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(N), "", &layout));
     DT_TRY(dt_full_value(layout, DT_F32, 1.0, &x));
     ((float *)dt_array_data(dt_tensor_local(x)))[0] = 16384; /* 2^28 */
