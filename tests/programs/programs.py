@@ -44,6 +44,9 @@ class Suite:
         return os.path.join(self.folder, *names)
 
     def write(self, name, content):
+        """A new file of this name; a second one would change what an earlier check still reads."""
+        if os.path.exists(self.path(name)):
+            raise ValueError("there is a %s already" % name)
         with open(self.path(name), "wb" if isinstance(content, bytes) else "w") as f:
             f.write(content if isinstance(content, (bytes, str)) else json.dumps(content))
         return self.path(name)

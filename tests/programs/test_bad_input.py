@@ -130,7 +130,7 @@ bad("truncated tokens", data("cut.bin", tokens_file(good)[:-10]), "cut.bin", "tr
 bad("truncated header", data("head.bin", tokens_file(good)[:100]), "head.bin", "header")
 bad("token past the vocabulary", data("past.bin", tokens_file(good[:5] + [256] + good)), "past.bin", "token 256 at position 5",
     "vocab = 256")
-bad("byte past the vocabulary", model("c7.json", vocab_size=65), "text.txt", "token 73 at position 0")
+bad("byte past the vocabulary", model("c13.json", vocab_size=65), "text.txt", "token 73 at position 0")
 rank2 = list(good)
 rank2[20] = 300  # sample 2 of 3 reads 16 .. 24: only its rank sees it
 bad("token on rank 2", data("rank2.bin", tokens_file(rank2)), "rank 2: ", "rank2.bin", "token 300 at position 20", ways=SEVERAL)
