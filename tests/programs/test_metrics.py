@@ -139,7 +139,7 @@ def spoil(tensor, row, width):
     at = 8 + size + header[tensor]["data_offsets"][0] + 4 * row * width
     bad = bytearray(good)
     bad[at:at + 4] = struct.pack("<f", math.nan)
-    suite.write("bad.safetensors", bytes(bad))
+    suite.write("bad.safetensors", bytes(bad), again=True)
     return ["--model.init=" + suite.path("bad.safetensors")]
 
 

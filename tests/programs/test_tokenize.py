@@ -86,7 +86,7 @@ for how in [["--tokenizer=" + LLAMA3], []]:  # by its name, and from the model's
     status, text, err = run([SAMPLE, suite.path("model"), "--prompt=The river", "--tokens=20", "--temperature=0"] + how)
     suite.check(status == 0 and text.startswith("The river runs to the sea"), "sample: %s %r %s" % (status, text, err))
     with open(LLAMA3, "rb") as f:
-        suite.write(os.path.join("model", "tokenizer.json"), f.read())
+        suite.write(os.path.join("model", "tokenizer.json"), f.read(), again=True)
 status, _, err = run([SAMPLE, suite.path("model"), "--tokenizer=bytes"])
 suite.check(status == 1 and "1024 tokens, the tokenizer (bytes) 256" in err, "a tokenizer of another size: " + err)
 suite.close()
