@@ -127,6 +127,8 @@ dt_status dti_switches_read(dt_world *world)
                                  (speaks && explain[0] && strcmp(explain, "0") != 0));
     dt_world_set_check(world, checks ? checks : "");
     dt_world_set_fault(world, faults ? faults : "");
-    world->heap_options.fail_after = dt_world_fault_number(world, "alloc");
+    const int64_t failing = dt_world_fault_number(world, "alloc");
+    if (failing > 0)
+        world->heap_options.fail_after = failing;
     return DT_OK;
 }
