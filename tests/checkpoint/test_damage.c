@@ -1,0 +1,113 @@
+/* tests/checkpoint/test_damage.c - folders of steps: damage that is named, disks that are full. */
+#include "tests/checkpoint/files.h"
+#include "tests/checkpoint/steps.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static void flip(const char *path, off_t at)
+{
+    char byte = 0;
+    const int fd = open(path, O_RDWR);
+    ck_assert(fd >= 0 && pread(fd, &byte, 1, at) == 1);
+    byte ^= 4;
+    ck_assert(pwrite(fd, &byte, 1, at) == 1 && close(fd) == 0);
+}
+
+static void take_line(void *arg, const char *line)
+{
+    (void)snprintf(arg, 1024, "%s", line);
+}
+
+/* Any byte of any file, flipped or cut off: the file is named, and the step before is loaded. */
+START_TEST(test_damage)
+{
+    static const char *const files[] = {"model-00001-of-00001.safetensors",
+                                        "optimizer-00001-of-00001.safetensors",
+                                        "model.safetensors.index.json", "state.json"};
+    char path[FILES_PATH], said[1024] = "";
+    dt_checkpoint_options o = steps_tiny;
+    o.say = take_line;
+    o.say_arg = said;
+    for (int f = 0; f < DT_COUNT(files); f++) {
+        for (int part = 0; part < 4; part++) { /* 3: the end is cut off */
+            struct stat info;
+            steps_go((steps_job){&steps_layouts[2], o, steps_folder, NULL, 10, false});
+            steps_go((steps_job){&steps_layouts[2], o, steps_folder, NULL, 20, false});
+            ck_assert(stat(steps_file(20, files[f], path), &info) == 0);
+            if (part == 3)
+                ck_assert(truncate(path, info.st_size - 1) == 0);
+            else
+                flip(path, part * (info.st_size - 3) / 2);
+            said[0] = '\0';
+            steps_go((steps_job){&steps_layouts[5], o, steps_folder, NULL, 10, true});
+            ck_assert_msg(strstr(said, "step 20 is passed over") && strstr(said, files[f]),
+                          "%s, part %d: %s", files[f], part, said);
+        }
+    }
+}
+END_TEST
+
+static dt_status save_fails(dt_world *world, void *arg)
+{
+    steps_job *j = arg;
+    steps_model m = {0};
+    dt_checkpoint *c = NULL;
+    DT_TRY(steps_make(world, j->l, DT_F32, &m));
+    DT_TRY(steps_each(&m, 20, false, true));
+    dt_optim_set_steps(m.optim, 9);
+    dt_world_set_fault(world, j->fault);
+    DT_TRY(dt_checkpoint_open(world, j->dir, &j->o, &c));
+    const dt_checkpoint_state state = steps_state(20);
+    dt_status st = dt_checkpoint_save(c, m.root, m.optim, &state);
+    if (st == DT_OK)
+        st = dt_checkpoint_wait(c);
+    if (st != DT_OK)
+        TEST_THAT(strstr(dt_error_trace(), "No space left on device"), "%s", dt_error_trace());
+    if (dt_world_rank(world) == 0)
+        j->step = st == DT_OK ? 20 : 10;
+    dt_checkpoint_close(&c);
+    DT_TRY(steps_each(&m, 20, true, true)); /* training may go on */
+    steps_drop(&m);
+    return DT_OK;
+}
+
+/* A disk that is full from the Nth call on, on all ranks or one: an error on all ranks, and the
+ * step before is there; until N is past the last call. */
+START_TEST(test_full_disk)
+{
+    bool over = false;
+    for (int n = 1; !over; n += 2) {
+        for (int one = 0; one < 2; one++) {
+            char fault[64];
+            (void)snprintf(fault, sizeof fault, "checkpoint_full:%d%s", n, one ? "@1" : "");
+            steps_job j = {&steps_layouts[5], steps_tiny, steps_folder, fault, 0, false};
+            j.o.async = n % 4 == 1;
+            j.o.keep = 1;
+            steps_go((steps_job){&steps_layouts[5], steps_tiny, steps_folder, NULL, 10, false});
+            test_ranks(4, save_fails, &j);
+            ck_assert(!files_exists(steps_folder, "step-00000020.tmp"));
+            steps_go((steps_job){&steps_layouts[3], steps_tiny, steps_folder, NULL, j.step, true});
+            over = over || (!one && j.step == 20);
+            files_end(steps_folder);
+            ck_assert(mkdir(steps_folder, 0777) == 0);
+        }
+        ck_assert_msg(n < 1000 && (!over || n > 20), "%d calls", n);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("checkpoints: damage");
+    TCase *tc = tcase_create("damage");
+    tcase_add_checked_fixture(tc, steps_begin, steps_end);
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, test_damage);
+    tcase_add_test(tc, test_full_disk);
+    suite_add_tcase(suite, tc);
+    return test_main(suite);
+}
