@@ -26,7 +26,7 @@ typedef struct steps_model {
 
 dt_status steps_make(dt_world *world, const steps_layout *l, dt_dtype dtype, steps_model *m);
 void steps_drop(steps_model *m);
-/* Write or check all values, through local parts. `exact`: masters and the optimizer's state too. */
+/* Write or check all values, through local parts. `exact`: also masters and optimizer state. */
 dt_status steps_each(steps_model *m, int salt, bool check, bool exact);
 
 typedef struct steps_job {
