@@ -6,7 +6,7 @@ passed=0
 failed=0
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-mkdir "$folder/base"
+mkdir "$folder/base" "$folder/tests"
 
 fresh() {
     printf '/* dtensor.h - all. */\n#include "base/dt_a.h"\n' >"$folder/dtensor.h"
@@ -41,6 +41,14 @@ printf '/* a.c - a. */\n' >"$folder/base/a.c"
 expect 1 "base/a.c:1: should open with '/* base/a.c - "
 yes '' | head -n 400 >>"$folder/base/a.c"
 expect 1 "base/a.c:401: more than 400 lines"
+{ printf '/* tests/a.c - a. */\n' && yes '' | head -n 400; } >"$folder/tests/a.c"
+expect 1 "tests/a.c:401: more than 400 lines"
+rm "$folder/tests/a.c"
+yes '' | head -n 401 >"$folder/tests/a.py"
+expect 1 "tests/a.py:401: more than 400 lines"
+yes '' | head -n 400 >"$folder/tests/a.py"
+expect 0 "4 files, 0 problems"
+rm "$folder/tests/a.py"
 printf '/* base/dt_b.h - b. */\n' >"$folder/base/dt_b.h"
 expect 1 "base/dt_b.h: should be included by dtensor.h"
 expect 1 "base/dt_b.h: should be in public_headers of meson.build"
