@@ -46,6 +46,7 @@ typedef struct dti_group {
     int gathering;
     dt_moving *reduce; /* over shards, then over replicas if that is due after every backward */
     bool all_replicas, at_replicas; /* it is due; it is under way */
+    bool forget;                    /* gradients were cleared since `reduce` began */
     int *reducing;                  /* members under reduction, nreducing of them */
     int nreducing;
     bool pretends; /* dry run: has gradients */

@@ -45,6 +45,7 @@ dt_status dti_fsdp_reduce_hold(dti_group *g)
 
 void dti_fsdp_reduce_clear(dti_group *g)
 {
+    g->forget = g->reduce != NULL;
     for (int i = 0; i < g->n; i++) {
         if (g->member[i].sum)
             dt_tensor_clear_grad(g->member[i].sum);
@@ -175,8 +176,9 @@ static dt_status next(dti_group *g, dt_local *got, const dt_layout **dst)
     g->at_replicas = false;
     DT_TRY(dt_move_finish(&g->reduce, got));
     dt_status st = over_replicas ? begin_replicas(g, n, got, dst) : DT_OK;
-    for (int k = 0; k < n && st == DT_OK && !over_replicas; k++)
+    for (int k = 0; k < n && st == DT_OK && !over_replicas && !g->forget; k++)
         st = arrive(g, g->member[g->reducing[k]].param, &got[k]);
+    g->forget = g->forget && over_replicas;
     release_all(n, got); /* the move has its own references; what a failure left */
     return st;
 }

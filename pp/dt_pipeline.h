@@ -70,7 +70,8 @@ typedef struct dt_pipeline_pass {
     dt_status (*read)(void *arg, int64_t lo, int64_t hi, dt_tensor **ids, dt_tensor **targets);
     /* Tensors that every stage takes besides, as values 2 and 3 of its call; NULL: none. */
     dt_status (*aside)(void *arg, int64_t lo, int64_t hi, dt_tensor *out[2]);
-    /* What the last stage gave, on its ranks; NULL: it is a loss. */
+    /* What the last stage gave, on its ranks, microbatch after microbatch: logits, or this rank's
+     * term of the loss, which is then not added up. NULL: it is a loss. */
     dt_status (*output)(void *arg, int64_t lo, int64_t hi, dt_tensor *y);
     void *arg;
 } dt_pipeline_pass;

@@ -1,10 +1,11 @@
 /* pp/rehearse.c - before the first pass of a kind, every rank runs its stages without numbers, for
- * each size of microbatch: forward, and backward as far as the input. What cannot work then is an
+ * each size of microbatch: forward and backward, in two halves. What cannot work then is an
  * error on all ranks of the mesh, before anything has moved. What a stage is given in a rehearsal
  * is what the boundary says, so all stages together are one run of the whole model. Read first:
  * dt_mesh_rehearse in mesh/dt_mesh.h, pp/stage.c. */
 #include "pp/pipeline_internal.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static dti_rehearsal kind_of(const dti_run *r)
@@ -56,14 +57,40 @@ static dt_status play(const dti_run *r, const dti_stage *s, int k, dti_cell *c)
                                DT_TAG_GRADIENT, &c->dy.array));
     }
     DT_TRY(dti_pp_compute_back(r, s, k, c, false));
+    DT_TRY(dt_backward_weight(c->tape));
     return DT_OK;
+}
+
+/* Take what gradients the leaves of a stage's parameters have out of the way, or put them back in
+ * place of those of the rehearsal. */
+static void swap_grads(dt_module *root, dt_local *kept, bool back)
+{
+    int n = 0;
+    dt_param *const *param = dt_module_params(root, &n);
+    for (int i = 0; i < n; i++) {
+        dt_tensor *leaf = param[i]->use ? param[i]->use : param[i]->tensor;
+        if (!leaf) /* the forward will say so */
+            continue;
+        if (back)
+            dt_tensor_clear_grad(leaf);
+        else
+            kept[i] = *dt_tensor_grad(leaf);
+        *dt_tensor_grad(leaf) = back ? kept[i] : (dt_local){0};
+    }
 }
 
 static dt_status play_stage(const dti_run *r, const dti_stage *s, int k)
 {
     dti_cell c = {0};
+    int n = 0;
+    (void)dt_module_params(s->root, &n);
     DT_TRY(dti_pp_read(r, s, k, &s->cell[k])); /* stays for the pass itself */
+    dt_local *kept = calloc((size_t)n + 1, sizeof *kept);
+    DT_REQUIRE(kept, DT_ERR_NOMEM, "%d gradients", n);
+    swap_grads(s->root, kept, false);
     const dt_status st = play(r, s, k, &c), off = dt_mesh_rehearse(r->p->mesh, false);
+    swap_grads(s->root, kept, true);
+    free(kept);
     dt_tape_destroy(&c.tape);
     dt_tensor_destroy(&c.x);
     dt_tensor_destroy(&c.ids);

@@ -25,7 +25,9 @@ dt_status test_untrue(const char *file, int line, const char *func, const char *
 #define TEST_FAILS(want, text, call) DT_TRY(test_expect((call), (want), (text), #call))
 dt_status test_expect(dt_status got, dt_status want, const char *text, const char *call);
 
-/* Run `body` on n rank threads; ck_assert that all return DT_OK, printing the trace. */
+/* Run `body` on n rank threads; ck_assert that all return DT_OK, printing the trace. With
+ * DT_TEST_LAUNCHED set the ranks are those that tools/mpirun launched, in one world for all tests;
+ * bodies for another number of ranks are skipped. */
 void test_ranks(int nranks, dt_rank_body body, void *arg);
 void test_ranks_with(int nranks, const dt_world_options *options, dt_rank_body body, void *arg);
 

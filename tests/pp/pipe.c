@@ -56,7 +56,7 @@ static dt_status compose(pipe *p, dt_module *m, dt_mesh *mesh)
         DT_TRY(dt_parallelize_module(m, mesh, "tp", &plan));
     }
     const dt_fsdp_options policy = {.reshard = c->zero == 2 ? DT_RESHARD_STEP : DT_RESHARD_DEFAULT,
-                                    .reduce = DT_REDUCE_SHARDS_EACH};
+                                    .reduce = c->once ? DT_REDUCE_STEP : DT_REDUCE_SHARDS_EACH};
     for (int i = 0; i < dt_model_nlayers(m); i++) {
         dt_recompute(dt_model_layer(m, i), c->recompute);
         if (c->zero)
@@ -192,16 +192,16 @@ static dt_param *find(dt_module *m, const char *name)
     return NULL;
 }
 
-static dt_status compare(const pipe *p, const pipe *one)
+dt_status pipe_same_gradients(dt_module *stages, dt_module *whole)
 {
     int n = 0;
-    dt_param *const *param = dt_module_params(dt_pipeline_module(p->pipe), &n);
+    dt_param *const *param = dt_module_params(stages, &n);
     TEST_THAT(n > 0, "no parameters");
     for (int i = 0; i < n; i++) {
         const int64_t count = dt_shape_count(param[i]->shape);
         float *a = NULL, *b = NULL;
         DT_TRY(whole_gradient(param[i], &a));
-        DT_TRY(whole_gradient(find(one->model, param[i]->name), &b));
+        DT_TRY(whole_gradient(find(whole, param[i]->name), &b));
         const double diff = test_max_diff(a, b, count), most = test_max_abs(b, count);
         TEST_THAT(most > 0 && diff <= 1e-5 * most, "%s differs by %g of %g", param[i]->name, diff,
                   most);
@@ -220,7 +220,7 @@ dt_status pipe_check(pipe *p, double loss)
     DT_TRY(dt_world_create(&(dt_world_options){.backend = DT_BACKEND_SELF}, &world));
     DT_TRY(pipe_open(&alone, world, &one));
     DT_TRY(run_whole(&one, &want));
-    DT_TRY(compare(p, &one));
+    DT_TRY(pipe_same_gradients(dt_pipeline_module(p->pipe), one.model));
     pipe_close(&one);
     dt_world_destroy(&world);
     dt_comm *parts = NULL;

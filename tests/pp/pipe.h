@@ -24,6 +24,7 @@ typedef struct pipe_plan {
     int dp, tp;        /* 0: 1 */
     bool sp, whole;    /* whole: the model is not cut; ranks 1 */
     int zero;          /* 2: gathered by the schedule; 3: by the layers; 0: not sharded */
+    bool once;         /* gradients are reduced once a step, not after every backward */
     dt_recompute_policy recompute;
     int64_t at_once; /* samples of a microbatch; 0: PIPE_SAMPLES / m */
 } pipe_plan;
@@ -48,3 +49,6 @@ dt_status pipe_run(pipe *p, double *loss);
 /* The whole gradients of this rank's parameters, and the loss, are those of an uncut model on one
  * rank, within 1e-5 of each tensor's largest element. `loss` from pipe_run. */
 dt_status pipe_check(pipe *p, double loss);
+/* Whole gradients of a rank's stages are those of the uncut model, within 1e-5 of each tensor's
+ * largest element. */
+dt_status pipe_same_gradients(dt_module *stages, dt_module *whole);

@@ -34,7 +34,7 @@ static int owner(const dt_pp_schedule *s, int stage, int microbatch)
     return r;
 }
 
-/* Per stage and kind microbatches come in order; m of each kind; F, then B or I, then W. */
+/* (a) F, then B or I, then W; (b) microbatches in order, per stage and kind; (e) m of each. */
 static void rows_are_sound(const dt_pp_schedule *s, int m)
 {
     int *last = calloc((size_t)s->nstages * 4, sizeof *last);
@@ -47,23 +47,26 @@ static void rows_are_sound(const dt_pp_schedule *s, int m)
             int *of_stage = last + 4 * a.stage;
             const int back =
                 of_stage[DT_PP_B] > of_stage[DT_PP_I] ? of_stage[DT_PP_B] : of_stage[DT_PP_I];
-            ck_assert_int_gt(a.microbatch, of_stage[a.kind]);
-            if (a.kind == DT_PP_I || a.kind == DT_PP_B)
-                ck_assert(a.microbatch <= of_stage[DT_PP_F] && a.microbatch > back);
-            if (a.kind == DT_PP_W)
-                ck_assert_int_le(a.microbatch, of_stage[DT_PP_I]);
+            const bool input = a.kind == DT_PP_I || a.kind == DT_PP_B;
+            ck_assert_msg(a.microbatch > of_stage[a.kind] && (!input || a.microbatch > back),
+                          "(b) stage %d: microbatch %d is not in order", a.stage, a.microbatch);
+            ck_assert_msg((!input || a.microbatch <= of_stage[DT_PP_F]) &&
+                              (a.kind != DT_PP_W || a.microbatch <= of_stage[DT_PP_I]),
+                          "(a) stage %d: microbatch %d goes back too early", a.stage, a.microbatch);
             of_stage[a.kind] = a.microbatch;
         }
     }
     free(last);
     for (int stage = 0; stage < s->nstages; stage++) {
-        ck_assert_int_eq(count(s, DT_PP_F, stage), m);
-        ck_assert_int_eq(count(s, DT_PP_I, stage), count(s, DT_PP_W, stage));
-        ck_assert_int_eq(count(s, DT_PP_I, stage) + count(s, DT_PP_B, stage), m);
+        const int halves = count(s, DT_PP_I, stage);
+        ck_assert_msg(count(s, DT_PP_F, stage) == m && halves == count(s, DT_PP_W, stage) &&
+                          halves + count(s, DT_PP_B, stage) == m,
+                      "(e) stage %d: not %d of each", stage, m);
     }
 }
 
-/* A microbatch goes up the stages and down again, one action after the other. */
+/* (c) A microbatch goes up the stages and down again; (d) it is never in two actions at once, but
+ * for W, for which nobody waits. */
 static void times_are_sound(const dt_pp_schedule *s)
 {
     dt_pp_timeline *t = NULL;
@@ -75,7 +78,10 @@ static void times_are_sound(const dt_pp_schedule *s)
             const int r = owner(s, stage, k);
             int64_t at = find(s, r, hop < s->nstages ? DT_PP_F : DT_PP_I, stage, k);
             at = at < 0 ? find(s, r, DT_PP_B, stage, k) : at;
-            ck_assert(at >= 0 && t->lane[r].start[at] >= before);
+            ck_assert_msg(at >= 0 && t->lane[r].end[at] > before, "(c) stage %d of microbatch %d",
+                          stage, k);
+            ck_assert_msg(t->lane[r].start[at] >= before,
+                          "(d) stage %d of microbatch %d: too early", stage, k);
             before = t->lane[r].end[at];
         }
     }

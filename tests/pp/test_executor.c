@@ -312,6 +312,51 @@ START_TEST(stages_are_sharded)
 }
 END_TEST
 
+/* One reduce-scatter a group of a stage: once a step, or after every microbatch's backward. A
+ * group: each layer, and what else the first and the last stage have. */
+static dt_status reduces_body(dt_world *world, void *arg)
+{
+    const pipe_plan *c = arg;
+    pipe p;
+    double loss = 0;
+    int64_t groups = 0;
+    DT_TRY(pipe_open(c, world, &p));
+    const int held = dt_pipeline_nstages(p.pipe), end = c->ranks * c->v - 1;
+    TEST_THAT(held == c->v, "%d stages", held);
+    for (int i = 0; i < held; i++) {
+        const int number = dt_pipeline_stage_number(p.pipe, i);
+        groups += dt_model_nlayers(dt_pipeline_stage(p.pipe, i)) + (number == 0 || number == end);
+    }
+    for (int step = 0; step < 2; step++) {
+        dt_world_reset_counts(world);
+        DT_TRY(pipe_run(&p, &loss));
+        const dt_counts n = dt_world_counts(world);
+        const int64_t want = groups * (c->once ? 1 : c->m);
+        TEST_THAT(n.calls[DT_CALL_REDUCE_SCATTER] == want && n.calls[DT_CALL_ALL_REDUCE] == 0,
+                  "%lld reduce-scatters, not %lld", (long long)n.calls[DT_CALL_REDUCE_SCATTER],
+                  (long long)want);
+        DT_TRY(pipe_check(&p, loss));
+        dt_module_clear_grads(dt_pipeline_module(p.pipe));
+    }
+    pipe_close(&p);
+    return DT_OK;
+}
+
+START_TEST(gradients_are_reduced_once)
+{
+    const int v = _i % 3 + 1;
+    pipe_plan c = {.schedule = v == 1 ? "1f1b" : "interleaved",
+                   .ranks = 2,
+                   .m = 4,
+                   .v = v,
+                   .layers = 7,
+                   .dp = 2,
+                   .zero = 2 + _i / 3 % 2,
+                   .once = _i < 6};
+    test_ranks(4, reduces_body, &c);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("executor of pipelines");
@@ -320,6 +365,7 @@ int main(void)
     tcase_add_loop_test(tc, a_row_is_run_as_it_stands, 0, 2 * PIPE_NSCHEDULES);
     tcase_add_loop_test(tc, passes_repeat_and_take_a_loss, 0, 5);
     tcase_add_loop_test(tc, stages_are_sharded, 0, DT_COUNT(sharded));
+    tcase_add_loop_test(tc, gradients_are_reduced_once, 0, 12);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

@@ -1,6 +1,7 @@
 /* tests/pp/test_failure.c - a pipeline in which something cannot work: an error on all ranks that
  * says what and where, and no rank is left waiting. What shapes tell is noticed before anything
  * moves; after a failure in the middle of a pass the next pass is as if nothing had been. */
+#include "fsdp/dt_fsdp.h"
 #include "tests/pp/pipe.h"
 
 #include <stdio.h>
@@ -61,7 +62,7 @@ static dt_status spoil_weights(dt_module *m, dt_tape *t, void *arg)
     return DT_OK;
 }
 
-enum { MOST_STAGES = 8 };
+enum { MOST_STAGES = 8, COMPOSED = 9 };
 
 /* The pass fails, and its message has both texts. */
 static dt_status fails(pipe *p, dt_status want, const char *where, const char *cause)
@@ -99,7 +100,16 @@ static int count_stages(const pipe *p)
 
 /* ---- an op that fails on one stage, at one microbatch ---- */
 
-static dt_status fails_once(pipe *p, trouble *x, int k)
+/* What a user calls before the next pass; reset: and to free the gathered copies at once. */
+static dt_status recover(pipe *p, bool reset)
+{
+    for (int i = 0; reset && i < dt_pipeline_nstages(p->pipe); i++)
+        DT_TRY(dt_fsdp_reset(dt_pipeline_stage(p->pipe, i)));
+    dt_module_clear_grads(dt_pipeline_module(p->pipe));
+    return DT_OK;
+}
+
+static dt_status fails_once(pipe *p, trouble *x, int k, bool reset)
 {
     double loss = -1;
     const char kinds[NSPOTS][2] = {{'F', 'F'}, {'B', 'I'}, {'B', 'W'}};
@@ -122,7 +132,18 @@ static dt_status fails_once(pipe *p, trouble *x, int k)
                   strstr(says, layer),
               "%s", says);
     TEST_THAT(loss == -1, "a loss was given");
-    dt_module_clear_grads(dt_pipeline_module(p->pipe));
+    DT_TRY(recover(p, reset));
+    return DT_OK;
+}
+
+static dt_status fails_everywhere(pipe *p, trouble *x, bool reset)
+{
+    const int n = count_stages(p), m = p->plan->m;
+    for (x->stage = 0; x->stage < n; x->stage++)
+        for (int i = 0; i < NSPOTS * 3; i++) {
+            x->spot = (spot)(i / 3);
+            DT_TRY(fails_once(p, x, i % 3 == 0 ? 0 : i % 3 == 1 ? m / 2 : m - 1, reset));
+        }
     return DT_OK;
 }
 
@@ -136,17 +157,16 @@ static dt_status anywhere_body(dt_world *world, void *arg)
     DT_TRY(watch(&p, &x, list));
     DT_TRY(pipe_run(&p, &before));
     dt_module_clear_grads(dt_pipeline_module(p.pipe));
-    const int n = count_stages(&p), m = p.plan->m;
-    for (x.stage = 0; x.stage < n; x.stage++)
-        for (int i = 0; i < NSPOTS * 3; i++) {
-            x.spot = (spot)(i / 3);
-            DT_TRY(fails_once(&p, &x, i % 3 == 0 ? 0 : i % 3 == 1 ? m / 2 : m - 1));
-        }
-    for (int i = 0; i < dt_pipeline_nstages(p.pipe); i++)
-        TEST_THAT(list[i].after == 0, "stage %d computed what had failed before", list[i].stage);
-    DT_TRY(pipe_run(&p, &after));
-    TEST_THAT(before == after, "the loss was %.9g and is %.9g", before, after);
-    DT_TRY(pipe_check(&p, after));
+    for (int reset = 0; reset <= (p.plan->zero > 0); reset++) {
+        DT_TRY(fails_everywhere(&p, &x, reset));
+        for (int i = 0; i < dt_pipeline_nstages(p.pipe); i++)
+            TEST_THAT(list[i].after == 0, "stage %d computed what had failed before",
+                      list[i].stage);
+        DT_TRY(pipe_run(&p, &after));
+        TEST_THAT(before == after, "the loss was %.9g and is %.9g", before, after);
+        DT_TRY(pipe_check(&p, after));
+        DT_TRY(recover(&p, false));
+    }
     pipe_close(&p);
     return DT_OK;
 }
@@ -161,6 +181,77 @@ START_TEST(an_op_may_fail_on_any_stage)
     ck_assert_int_gt(c.layers, 0);
     ck_assert_int_le(c.layers, MOST_STAGES);
     test_ranks_with(c.ranks, &(dt_world_options){.timeout_s = 60}, anywhere_body, &c);
+}
+END_TEST
+
+/* With shards, gathered by the schedule or by layers, and tensor parallelism: it fails on all ranks
+ * of the stage. */
+START_TEST(a_composed_stage_may_fail)
+{
+    static const pipe_plan with[] = {
+        {.schedule = "1f1b", .dp = 2, .zero = 2},
+        {.schedule = "1f1b", .dp = 2, .zero = 3},
+        {.schedule = "zbv", .dp = 2, .zero = 2, .once = true},
+        {.schedule = "zbv", .dp = 2, .zero = 3},
+        {.schedule = "interleaved", .dp = 2, .zero = 2},
+        {.schedule = "zb-h1", .tp = 2},
+        {.schedule = "interleaved", .tp = 2, .sp = true, .recompute = DT_RECOMPUTE_FULL},
+        {.schedule = "zbv", .dp = 2, .tp = 2, .sp = true, .zero = 2},
+        {.schedule = "1f1b", .dp = 2, .tp = 2, .sp = true, .zero = 3}};
+    ck_assert_int_eq(DT_COUNT(with), COMPOSED);
+    pipe_plan c = with[_i];
+    c.ranks = 2;
+    c.m = 4;
+    pipe one = {.plan = &c};
+    c.layers = count_stages(&one);
+    test_ranks_with(c.ranks * (c.dp ? c.dp : 1) * (c.tp ? c.tp : 1),
+                    &(dt_world_options){.timeout_s = 60}, anywhere_body, &c);
+}
+END_TEST
+
+/* On one rank of the stage alone: those of its line get its error, and when they leave the others
+ * end too. */
+typedef struct lonely {
+    pipe_plan plan;
+    int spoilt; /* rank of the world */
+    dt_status status[8];
+    bool names_it[8];
+} lonely;
+
+static dt_status lonely_body(dt_world *world, void *arg)
+{
+    lonely *l = arg;
+    pipe p;
+    trouble x = {.stage = 1, .spot = IN_BACKWARD, .first_sample = 2};
+    witness list[MOST_STAGES];
+    double loss = 0;
+    const int me = dt_world_rank(world);
+    DT_TRY(pipe_open(&l->plan, world, &p));
+    DT_TRY(watch(&p, &x, list));
+    DT_TRY(pipe_run(&p, &loss));
+    DT_TRY(recover(&p, false));
+    x.armed = me == l->spoilt;
+    l->status[me] = pipe_run(&p, &loss);
+    const char *says = dt_error_trace();
+    l->names_it[me] = strstr(says, "stage 1 failed in 1B1:") && strstr(says, "backward is spoiled");
+    return l->status[me];
+}
+
+START_TEST(one_rank_of_a_stage_may_fail)
+{
+    enum { RANKS = 4 };
+    lonely l = {{.schedule = "1f1b", .ranks = 2, .m = 4, .layers = 2}, .spoilt = 3};
+    l.plan.dp = _i < 2 ? 2 : 0;
+    l.plan.zero = _i < 2 ? 2 + _i : 0;
+    l.plan.tp = _i < 2 ? 0 : 2;
+    ck_assert_int_ne(
+        dt_world_run_threads(RANKS, &(dt_world_options){.timeout_s = 60}, lonely_body, &l), DT_OK);
+    for (int r = 0; r < RANKS; r++) {
+        const bool line = r % 2 == l.spoilt % 2; /* ranks are pp x 2 */
+        ck_assert_msg(l.status[r] == (line ? DT_ERR_DEVICE : DT_ERR_COMM), "rank %d: status %d", r,
+                      l.status[r]);
+        ck_assert_msg(!line || l.names_it[r], "rank %d does not name the stage", r);
+    }
 }
 END_TEST
 
@@ -290,6 +381,8 @@ int main(void)
     TCase *tc = tcase_create("failure");
     tcase_set_timeout(tc, 120);
     tcase_add_loop_test(tc, an_op_may_fail_on_any_stage, 0, 2 * PIPE_NSCHEDULES);
+    tcase_add_loop_test(tc, a_composed_stage_may_fail, 0, COMPOSED);
+    tcase_add_loop_test(tc, one_rank_of_a_stage_may_fail, 0, 3);
     tcase_add_test(tc, an_evaluation_may_fail);
     tcase_add_loop_test(tc, data_may_be_torn, 0, PIPE_NSCHEDULES);
     tcase_add_test(tc, a_boundary_of_another_shape_is_noticed);
