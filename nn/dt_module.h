@@ -170,7 +170,7 @@ typedef struct dt_sharder {
     void (*set_grad_sync)(dt_module *m, bool on, void *arg);
     /* finish every reduction of this group */
     dt_status (*reduce_grads)(dt_module *m, void *arg);
-    /* forget gradients that are not at a parameter yet */
+    /* forget gradients that are not at a parameter yet, those on their way too */
     void (*clear_grads)(dt_module *m, void *arg);
     /* make dt_param.use of the group, without bytes: for a rehearsal before the first unshard */
     dt_status (*announce)(dt_module *m, void *arg);
