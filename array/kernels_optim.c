@@ -1,4 +1,4 @@
-/* array/kernels_optim.c - AdamW and the sum of squares on the CPU, and their table.
+/* array/kernels_optim.c - AdamW and sums of powers on the CPU, and their table.
  *
  * Types of 16 bits go through stack buffers of RUN floats, so that a step is one pass over
  * memory. */
@@ -11,8 +11,16 @@
 
 enum {
     RUN = 1024,  /* elements at once */
-    BLOCKS = 128 /* of a sum of squares; their bounds depend on n alone */
+    BLOCKS = 128 /* of a sum of powers; their bounds depend on n alone */
 };
+
+/* What two parts of a sum of powers make together. */
+static double with(double power, double a, double b)
+{
+    if (!isinf(power))
+        return a + b;
+    return b > a || isnan(b) ? b : a;
+}
 
 #define REAL    float
 #define NAME(f) f##_f32
@@ -60,49 +68,50 @@ static void adamw(const dt_adamw_args *a)
     dt_parallel_range(a->n, 4, a->dtype == DT_F64 ? adamw_range_f64 : adamw_range_f32, &copy);
 }
 
-typedef struct square_job {
+typedef struct power_job {
     dt_dtype dtype;
     int64_t n, block;
     const void *x;
-    double sum[BLOCKS];
-} square_job;
+    double power, sum[BLOCKS];
+} power_job;
 
-static double square_block(const square_job *job, int64_t lo, int64_t hi)
+static double power_block(const power_job *job, int64_t lo, int64_t hi)
 {
     if (job->dtype == DT_F64)
-        return square_run_f64(hi - lo, (const double *)job->x + lo);
+        return power_run_f64(hi - lo, (const double *)job->x + lo, job->power);
     if (job->dtype == DT_F32)
-        return square_run_f32(hi - lo, (const float *)job->x + lo);
+        return power_run_f32(hi - lo, (const float *)job->x + lo, job->power);
     double sum = 0;
     float run[RUN];
     for (int64_t i = lo; i < hi; i += RUN) {
         const int64_t n = hi - i < RUN ? hi - i : RUN;
         dt_load_f32(job->dtype, at(job->dtype, job->x, i), run, n);
-        sum += square_run_f32(n, run);
+        sum = with(job->power, sum, power_run_f32(n, run, job->power));
     }
     return sum;
 }
 
-static void square_blocks(void *arg, int64_t first, int64_t end)
+static void power_blocks(void *arg, int64_t first, int64_t end)
 {
-    square_job *job = arg;
+    power_job *job = arg;
     for (int64_t b = first; b < end; b++) {
         const int64_t lo = b * job->block, next = lo + job->block;
-        job->sum[b] = lo < job->n ? square_block(job, lo, next < job->n ? next : job->n) : 0;
+        job->sum[b] = lo < job->n ? power_block(job, lo, next < job->n ? next : job->n) : 0;
     }
 }
 
-static double square_sum(dt_dtype dtype, int64_t n, const void *x)
+static double power_sum(dt_dtype dtype, int64_t n, const void *x, double power)
 {
-    square_job job = {.dtype = dtype, .n = n, .block = (n + BLOCKS - 1) / BLOCKS, .x = x};
-    dt_parallel_range(BLOCKS, job.block, square_blocks, &job);
+    power_job job = {
+        .dtype = dtype, .n = n, .block = (n + BLOCKS - 1) / BLOCKS, .x = x, .power = power};
+    dt_parallel_range(BLOCKS, job.block, power_blocks, &job);
     double sum = 0;
     for (int b = 0; b < BLOCKS; b++)
-        sum += job.sum[b];
+        sum = with(power, sum, job.sum[b]);
     return sum;
 }
 
-static const dt_optim_kernels cpu = {.adamw = adamw, .square_sum = square_sum};
+static const dt_optim_kernels cpu = {.adamw = adamw, .power_sum = power_sum};
 
 const dt_optim_kernels *dt_optim_kernels_of(dt_device_kind kind)
 {

@@ -130,7 +130,7 @@ static void adamw(const bench *b)
 
 static void square_sum(const bench *b)
 {
-    (void)dt_optim_kernels_of(DT_CPU)->square_sum(b->dtype, b->n, b->x[0]);
+    (void)dt_optim_kernels_of(DT_CPU)->power_sum(b->dtype, b->n, b->x[0], 2);
 }
 
 /* arrays: how many of n elements must move, read or written; of f32 alone where `wide`. */

@@ -24,13 +24,19 @@ static uint32_t wanted(const dti_node *n, bool weights)
 
 /* ---- the backward of an op ---- */
 
-static dt_status widened(const dt_op *op, const dt_array *a, dt_array *out)
+typedef struct back_call {
+    dti_call call; /* first: the functions for ops cast back */
+    const dt_layout *din_layout[DT_OP_MAX_IN];
+} back_call;
+
+/* On the device of this moment: in a rehearsal a parameter's empty storage stays on its own. */
+static dt_status widened(const back_call *k, const dt_op *op, const dt_array *a, dt_array *out)
 {
     if (!a->storage || !dti_widens(op, a->dtype)) {
         *out = a->storage ? dt_array_share(a) : (dt_array){0};
         return DT_OK;
     }
-    DT_TRY(dt_array_create(a->storage->heap, DT_F32, a->shape, DT_TAG_WORKSPACE, out));
+    DT_TRY(dt_array_create(dt_mesh_heap(k->call.mesh), DT_F32, a->shape, DT_TAG_WORKSPACE, out));
     dt_array_cast(out, a);
     return DT_OK;
 }
@@ -65,11 +71,6 @@ static dt_status unify_outputs(dti_node *n, const dt_layout **dy)
     return DT_OK;
 }
 
-typedef struct back_call {
-    dti_call call; /* first: the functions for ops cast back */
-    const dt_layout *din_layout[DT_OP_MAX_IN];
-} back_call;
-
 static dt_status load(back_call *k, dti_node *n, const dt_layout *dy)
 {
     dt_op_call *c = &k->call.c;
@@ -78,7 +79,7 @@ static dt_status load(back_call *k, dti_node *n, const dt_layout *dy)
         if (n->saved_in) {
             dt_array *saved = NULL;
             DT_TRY(dti_saved_input(n, i, c->need, &saved));
-            DT_TRY(widened(n->op, saved, &c->in[i]));
+            DT_TRY(widened(k, n->op, saved, &c->in[i]));
         }
         if (!(c->need >> i & 1))
             continue;
@@ -96,8 +97,8 @@ static dt_status load(back_call *k, dti_node *n, const dt_layout *dy)
         c->out_layout[j] = n->rule->out[j];
         c->dout_layout[j] = n->out[j]->grad.layout;
         if (n->saved_out)
-            DT_TRY(widened(n->op, &n->saved_out[j], &c->out[j]));
-        DT_TRY(widened(n->op, &n->out[j]->grad.array, &c->dout[j]));
+            DT_TRY(widened(k, n->op, &n->saved_out[j], &c->out[j]));
+        DT_TRY(widened(k, n->op, &n->out[j]->grad.array, &c->dout[j]));
     }
     /* The last use takes them over, so that a gradient may be one of them. */
     const bool last = c->need == (wanted(n, false) | wanted(n, true));

@@ -52,6 +52,11 @@ dt_optim_state *dt_optim_states(dt_optim *optim, int *n_out);
  * Collective: comm, one all-reduce of n numbers.   Blocks: yes. */
 DT_NODISCARD dt_status dt_global_norm_sync(int n, const dt_local *locals, dt_comm *comm,
                                            double *norm_out, double *each_out);
+/* dt_global_norm_of_order_sync - the same of any order > 0: (sum of |x|^order)^(1/order); INFINITY:
+ * the largest |x|, NaN if there is one. Errors: DT_ERR_ARG for another order. */
+DT_NODISCARD dt_status dt_global_norm_of_order_sync(double order, int n, const dt_local *locals,
+                                                    dt_comm *comm, double *norm_out,
+                                                    double *each_out);
 /* min(1, max_norm / (norm + 1e-6)); 1 when max_norm is 0. */
 double dt_clip_factor(double norm, double max_norm);
 

@@ -17,7 +17,7 @@ static bool counts_here(const dt_layout *layout)
     return true;
 }
 
-static dt_status square_sum(const dt_local *x, double *sum_out)
+static dt_status power_sum(const dt_local *x, double order, double *sum_out)
 {
     const int64_t n = dt_array_count(&x->array);
     if (dt_array_is_meta(&x->array) || n == 0 || !counts_here(x->layout))
@@ -26,7 +26,7 @@ static dt_status square_sum(const dt_local *x, double *sum_out)
     const dt_optim_kernels *kernels = dt_optim_kernels_of(device);
     DT_REQUIRE(kernels, DT_ERR_UNSUPPORTED, "no norm on device %d", (int)device);
     DT_TRY(dt_storage_open(x->array.storage));
-    *sum_out = kernels->square_sum(x->array.dtype, n, dt_array_data(&x->array));
+    *sum_out = kernels->power_sum(x->array.dtype, n, dt_array_data(&x->array), order);
     dt_storage_close(x->array.storage);
     return DT_OK;
 }
@@ -59,29 +59,47 @@ static dt_status check(int n, const dt_local *locals)
     return DT_OK;
 }
 
-dt_status dt_global_norm_sync(int n, const dt_local *locals, dt_comm *comm, double *norm_out,
-                              double *each_out)
+static double root(double sum, double order)
 {
+    return order == 2 ? sqrt(sum) : isinf(order) ? sum : pow(sum, 1 / order);
+}
+
+dt_status dt_global_norm_of_order_sync(double order, int n, const dt_local *locals, dt_comm *comm,
+                                       double *norm_out, double *each_out)
+{
+    DT_REQUIRE(order > 0, DT_ERR_ARG, "a norm of order %g; it must be above 0", order);
     DT_TRY(check(n, locals));
     double *sum = calloc((size_t)n + 1, sizeof *sum);
     DT_REQUIRE(sum, DT_ERR_NOMEM, "norms of %d tensors", n);
     dt_status st = DT_OK;
     for (int i = 0; i < n; i++) {
         if (locals[i].layout)
-            DT_TRY_TO(done, st, square_sum(&locals[i], &sum[i]));
+            DT_TRY_TO(done, st, power_sum(&locals[i], order, &sum[i]));
     }
     if (n > 0)
-        DT_TRY_TO(done, st, dt_all_reduce_f64_sync(comm, sum, n, DT_REDUCE_SUM));
+        DT_TRY_TO(
+            done, st,
+            dt_all_reduce_f64_sync(comm, sum, n, isinf(order) ? DT_REDUCE_MAX : DT_REDUCE_SUM));
     double total = 0;
     for (int i = 0; i < n; i++) {
-        total += sum[i];
+        if (!isinf(order))
+            total += sum[i];
+        else if (sum[i] > total || isnan(sum[i]))
+            total = sum[i];
         if (each_out)
-            each_out[i] = sqrt(sum[i]);
+            each_out[i] = root(sum[i], order);
     }
-    *norm_out = sqrt(total);
+    *norm_out = root(total, order);
 done:
     free(sum);
     return st;
+}
+
+dt_status dt_global_norm_sync(int n, const dt_local *locals, dt_comm *comm, double *norm_out,
+                              double *each_out)
+{
+    DT_TRY(dt_global_norm_of_order_sync(2, n, locals, comm, norm_out, each_out));
+    return DT_OK;
 }
 
 double dt_clip_factor(double norm, double max_norm)

@@ -59,10 +59,10 @@ static const dt_tp_plan plan = {.nrules = DT_COUNT(rows), .rule = rows};
 
 static dt_status shard(net *n)
 {
-    if (n->c->plain)
-        return DT_OK;
     if (n->c->shard_with)
         return n->c->shard_with(n);
+    if (n->c->plain)
+        return DT_OK;
     dt_fsdp_options o = n->c->options;
     o.replicate_axes = n->c->replicate > 1 ? "dp_replicate" : NULL;
     o.store = n->c->offload_params ? n->store : NULL;
@@ -148,6 +148,19 @@ dt_status net_loss(net *n, dt_tensor *loss, double *value)
     return DT_OK;
 }
 
+/* The host stands in a barrier while the workers of its channels go on: as long as the delay of
+ * barriers is. */
+static dt_status stop(net *n, const char *where)
+{
+    dt_work *work = NULL;
+    if (!n->c->stops)
+        return DT_OK;
+    dt_trace_record(n->trace, "fsdp", where, DT_TRACE_MOMENT, 0, 0);
+    DT_TRY(dt_barrier(dt_world_comm(n->world), where, &work));
+    DT_TRY(dt_work_wait(&work));
+    return DT_OK;
+}
+
 dt_status net_gradients(net *n, int step, double *loss)
 {
     const int micro = at_least_1(n->c->micro);
@@ -160,6 +173,7 @@ dt_status net_gradients(net *n, int step, double *loss)
         DT_TRY(net_forward(n, step * micro + i, false, &term));
         DT_TRY(net_loss(n, term, &value));
         *loss += value;
+        DT_TRY(stop(n, "stop after forward"));
         DT_TRY(dt_backward(n->t, term));
     }
     DT_TRY(dt_module_reduce_grads(n->root));
@@ -169,12 +183,13 @@ dt_status net_gradients(net *n, int step, double *loss)
 dt_status net_step(net *n, int step, double *loss)
 {
     DT_TRY(net_gradients(n, step, loss));
+    DT_TRY(stop(n, "stop before optimizer"));
     DT_TRY(dt_optim_step(n->optim, 1e-2, 1));
     dt_module_clear_grads(n->root);
     return DT_OK;
 }
 
-dt_status net_weights(net *n, int64_t *count, float **out)
+static dt_status read_all(net *n, bool grads, int64_t *count, float **out)
 {
     int np = 0;
     dt_param *const *p = dt_module_params(n->root, &np);
@@ -183,10 +198,28 @@ dt_status net_weights(net *n, int64_t *count, float **out)
     *out = calloc((size_t)*count, sizeof **out);
     TEST_THAT(*out, "memory");
     for (int i = 0; i < np; i++) {
-        DT_TRY(dt_tensor_read_f32_sync(p[i]->tensor, *out + at));
+        const dt_local *g = dt_tensor_grad(p[i]->tensor);
+        dt_tensor *grad = NULL;
+        if (!grads)
+            DT_TRY(dt_tensor_read_f32_sync(p[i]->tensor, *out + at));
+        else if (g->array.storage) /* none: zeros */
+            DT_TRY(dt_from_array(g->layout, &g->array, &grad));
+        if (grad)
+            DT_TRY(dt_tensor_read_f32_sync(grad, *out + at));
+        dt_tensor_destroy(&grad);
         at += dt_shape_count(p[i]->shape);
     }
     return DT_OK;
+}
+
+dt_status net_weights(net *n, int64_t *count, float **out)
+{
+    return read_all(n, false, count, out);
+}
+
+dt_status net_grads(net *n, int64_t *count, float **out)
+{
+    return read_all(n, true, count, out);
 }
 
 typedef struct job {
@@ -202,8 +235,10 @@ static dt_status train(dt_world *world, void *arg)
     DT_TRY(net_open(j->c, world, &n));
     for (int s = 0; s < j->c->steps; s++) {
         dt_world_reset_counts(world);
+        dt_trace_clear(n.trace);
         DT_TRY(net_step(&n, s, &run.loss[s]));
     }
+    DT_TRY(net_events(&n, run.events));
     run.counts = dt_world_counts(world);
     DT_TRY(net_weights(&n, &run.count, &run.weight));
     if (dt_world_rank(world) == 0)

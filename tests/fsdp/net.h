@@ -10,7 +10,7 @@
 #include "optim/dt_optim.h"
 #include "tests/harness.h"
 
-enum { NET_BLOCKS = 8, NET_STEPS = 10 };
+enum { NET_BLOCKS = 8, NET_STEPS = 10, NET_TEXT = 8192 };
 
 typedef struct net net;
 typedef struct net_case {
@@ -20,10 +20,11 @@ typedef struct net_case {
     dt_fsdp_options options;
     const char *replicate_axes;      /* "dp_replicate" if replicate > 1 */
     bool plain;                      /* not sharded */
-    dt_status (*shard_with)(net *n); /* instead of block by block, then the root */
+    dt_status (*shard_with)(net *n); /* instead of all that plain and options say */
     dt_recompute_policy recompute;
     int steps, delay_ms;
     unsigned delayed;        /* kinds, see dt_world_set_delay */
+    bool stops;              /* a barrier after each forward and before the optimizer */
     bool last_sync_only;     /* gradients stay unsharded until the last microbatch */
     const char *offload_dir; /* where optimizer state rests; NULL: in memory */
     bool offload_params;     /* and shards too */
@@ -45,8 +46,9 @@ struct net {
 typedef struct net_run {
     double loss[NET_STEPS];
     int64_t count;
-    float *weight;    /* all parameters one after the other, whole */
-    dt_counts counts; /* of the last step */
+    float *weight;         /* all parameters one after the other, whole */
+    dt_counts counts;      /* of the last step */
+    char events[NET_TEXT]; /* the same, see net_events */
 } net_run;
 
 int net_ranks(const net_case *c);
@@ -59,7 +61,9 @@ dt_status net_loss(net *n, dt_tensor *loss, double *value); /* sum over ranks */
 /* Forward, backward, of all microbatches; then reduce_grads, the optimizer, clear_grads. */
 dt_status net_gradients(net *n, int step, double *loss);
 dt_status net_step(net *n, int step, double *loss);
-dt_status net_weights(net *n, int64_t *count, float **out); /* caller frees */
+/* All weights, or gradients that are at home, whole, one after the other; caller frees. */
+dt_status net_weights(net *n, int64_t *count, float **out);
+dt_status net_grads(net *n, int64_t *count, float **out);
 /* Open, some steps, close, on as many threads. */
 net_run net_train(const net_case *c);
 void net_free(net_run *r);
@@ -67,7 +71,6 @@ void net_free(net_run *r);
 void net_same(const net_run *a, const net_run *b, int steps, double limit);
 
 /* Events of kind "fsdp" so far, one a line; and then forgotten. */
-enum { NET_TEXT = 8192 };
 dt_status net_events(net *n, char text[NET_TEXT]);
 /* For dt_fsdp_schedule_print: appends to char[NET_TEXT], which has the form of net_events then. */
 void net_add_line(void *text, const char *line);

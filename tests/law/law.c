@@ -28,12 +28,12 @@ static double number(const json_t *train, const char *key)
     return json_number_value(json_object_get(train, key));
 }
 
-/* A copy of the model's config with dropout, or another number of layers; p->config becomes its
- * path. */
+/* A copy of the model's config with dropout, or other sizes; p->config becomes its path. */
 static dt_status alter_model(const law_case *c, paths *p)
 {
     static const char *const llama[] = {"num_hidden_layers", "dropout"};
     static const char *const gpt2[] = {"n_layer", "embd_pdrop", "resid_pdrop"};
+    static const char *const sizes[] = {"hidden_size", "intermediate_size", "head_dim"};
     json_t *j = NULL;
     DT_TRY(dt_json_load(p->config, &j));
     (void)snprintf(p->config, sizeof p->config, "/tmp/law_config_XXXXXX");
@@ -46,6 +46,8 @@ static dt_status alter_model(const law_case *c, paths *p)
         ok = ok && json_object_set_new(j, field[i], json_real(c->dropout)) == 0;
     if (c->layers)
         ok = ok && json_object_set_new(j, field[0], json_integer(c->layers)) == 0;
+    for (int i = 0; c->hidden && i < DT_COUNT(sizes); i++)
+        ok = ok && json_object_set_new(j, sizes[i], json_integer(i < 2 ? c->hidden : 4)) == 0;
     ok = ok && json_dumpf(j, f, 0) == 0;
     ok = (!f || fclose(f) == 0) && ok;
     json_decref(j);
@@ -55,7 +57,7 @@ static dt_status alter_model(const law_case *c, paths *p)
 
 static bool alters_model(const law_case *c)
 {
-    return c->dropout > 0 || c->layers;
+    return c->dropout > 0 || c->layers || c->hidden;
 }
 
 static dt_status configure(const law_case *c, paths *p, train_config *config)
@@ -69,7 +71,8 @@ static dt_status configure(const law_case *c, paths *p, train_config *config)
     const int64_t steps = (int64_t)number(train, "steps");
     *config = (train_config){
         .model_config = law_path(c->golden, "config.json", p->config),
-        .model_init = c->layers ? NULL : law_path(c->golden, "model.safetensors", p->weights),
+        .model_init =
+            c->layers || c->hidden ? NULL : law_path(c->golden, "model.safetensors", p->weights),
         .data_path = law_path(c->golden, "tokens.bin", p->tokens),
         .data_labels = labels ? law_path(c->golden, labels, p->labels) : NULL,
         .steps = steps,

@@ -34,6 +34,7 @@ typedef struct law_case {
     const char *fault;             /* DT_FAULT of the world; NULL: none */
     double eps;                    /* of AdamW; 0: the case's */
     int layers;                    /* 0: the case's; else so many, with weights of their own */
+    int hidden;                    /* llama; 0: the case's; else hidden and mlp features */
     int batch;                     /* samples of a step; 0: the case's */
     dt_recompute_policy recompute;
     double dropout;                /* wherever the model has one; 0: the case's */

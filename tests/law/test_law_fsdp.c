@@ -86,16 +86,12 @@ START_TEST(recomputing_changes_no_bit)
 }
 END_TEST
 
-/* Nor does offloading, on one rank or on several, in f32 or not. */
-START_TEST(offloading_changes_no_bit)
+/* Optimizer state offloaded, and shards too. */
+static void check_offload(law_case c)
 {
-    static const int shards[] = {1, 2, 4};
     char folder[] = "/tmp/law_offload_XXXXXX";
     law_run plain = {0}, away = {0};
-    law_case c = {.golden = cases[_i % 3], .ranks = shards[_i / 3 % 3], .steps = 3};
-    c.dp_shard = c.ranks;
-    c.micro_batch = _i % 2;
-    c.param_dtype = _i / 9 ? DT_BF16 : DT_F32;
+    c.steps = 3;
     ck_ok(law_train(&c, &plain));
     ck_assert(mkdtemp(folder));
     c.offload_dir = folder;
@@ -103,6 +99,7 @@ START_TEST(offloading_changes_no_bit)
         c.offload_params = all;
         ck_ok(law_train(&c, &away));
         ck_assert(away.final_loss == plain.final_loss && away.loss[2] == plain.loss[2]);
+        ck_assert(away.norm[2] == plain.norm[2]);
         for (int i = 0; i < plain.nparams; i++)
             ck_assert_msg(memcmp(plain.weight[i], away.weight[i],
                                  sizeof(float) * (size_t)plain.count[i]) == 0,
@@ -111,6 +108,69 @@ START_TEST(offloading_changes_no_bit)
     }
     ck_assert_msg(rmdir(folder) == 0, "files stay in %s", folder);
     law_free(&plain);
+}
+
+/* Nor does offloading, on one rank or on several, in f32 or not. */
+START_TEST(offloading_changes_no_bit)
+{
+    static const int shards[] = {1, 2, 4};
+    law_case c = {.golden = cases[_i % 3], .ranks = shards[_i / 3 % 3]};
+    c.dp_shard = c.ranks;
+    c.micro_batch = _i % 2;
+    c.param_dtype = _i / 9 ? DT_BF16 : DT_F32;
+    check_offload(c);
+}
+END_TEST
+
+/* Under pipelines, and with tensor and sequence parallelism. */
+static const law_case offloaded[] = {
+    {.golden = "llama_tiny", .ranks = 2, .pp = 2, .micro_batch = 2},
+    {.golden = "llama_tied", .ranks = 4, .pp = 2, .dp_shard = 2, .micro_batch = 1},
+    {.golden = "gpt2_tiny",
+     .ranks = 6,
+     .pp = 3,
+     .dp_shard = 2,
+     .micro_batch = 1,
+     .keep_gathered = true},
+    {.golden = "llama_tiny", .ranks = 2, .pp = 2, .micro_batch = 1, .schedule = "zbv"},
+    {.golden = "llama_tiny",
+     .ranks = 4,
+     .pp = 2,
+     .dp_shard = 2,
+     .micro_batch = 1,
+     .schedule = "zbv",
+     .param_dtype = DT_BF16},
+    {.golden = "gpt2_tiny",
+     .ranks = 4,
+     .pp = 2,
+     .dp_shard = 2,
+     .micro_batch = 1,
+     .param_dtype = DT_BF16},
+    {.golden = "llama_tiny", .ranks = 2, .tp = 2, .sp = true},
+    {.golden = "gpt2_tiny", .ranks = 4, .tp = 2, .sp = true, .dp_shard = 2, .micro_batch = 1},
+    {.golden = "llama_tied", .ranks = 6, .tp = 3, .sp = true, .dp_shard = 2},
+    {.golden = "llama_tiny",
+     .ranks = 8,
+     .pp = 2,
+     .tp = 2,
+     .sp = true,
+     .dp_shard = 2,
+     .micro_batch = 1,
+     .recompute = DT_RECOMPUTE_FULL},
+    {.golden = "llama_tiny",
+     .ranks = 8,
+     .pp = 2,
+     .tp = 2,
+     .sp = true,
+     .dp_shard = 2,
+     .micro_batch = 1,
+     .schedule = "zbv",
+     .keep_gathered = true},
+};
+
+START_TEST(offloading_composes)
+{
+    check_offload(offloaded[_i]);
 }
 END_TEST
 
@@ -160,6 +220,7 @@ int main(void)
     law_add(tc, sharding_is_replicating_bit_for_bit, DT_COUNT(cases));
     law_add(tc, recomputing_changes_no_bit, DT_COUNT(cases));
     law_add(tc, offloading_changes_no_bit, 18);
+    law_add(tc, offloading_composes, DT_COUNT(offloaded));
     law_add(tc, sixteen_bits_learn_alike, 12);
     law_add(tc, a_skipped_reduction_is_noticed, DT_COUNT(cases));
     suite_add_tcase(suite, tc);

@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { STEPS = 3, HALVES = 6 };
+enum { STEPS = 3, UNEVEN_STEPS = 10, HALVES = 6 };
 
 /* ranks = pp x dp_replicate x dp_shard x tp. llama_tiny has 4 layers and batches of 8, gpt2_tiny 3
  * (tied) and 6, llama_tied 2 (tied) and 4. */
@@ -86,8 +86,8 @@ static void check_live(const law_case *c, const law_run *run)
 
 static bool one_suffices(const law_case *a, const law_case *b)
 {
-    return strcmp(a->golden, b->golden) == 0 && a->layers == b->layers && a->batch == b->batch &&
-           a->dropout == b->dropout;
+    return strcmp(a->golden, b->golden) == 0 && a->layers == b->layers && a->hidden == b->hidden &&
+           a->batch == b->batch && a->dropout == b->dropout;
 }
 
 /* A gradient that should be 0 is some 1e-8 of the largest, and AdamW divides by eps: where weights
@@ -95,6 +95,11 @@ static bool one_suffices(const law_case *a, const law_case *b)
 static double smooth_eps(const law_case *c)
 {
     return c->layers ? 10 * LAW_SMOOTH_EPS : LAW_SMOOTH_EPS;
+}
+
+static int steps_of(const law_case *c)
+{
+    return c->hidden ? UNEVEN_STEPS : STEPS;
 }
 
 /* The run on one rank, made once for all that compare with it. */
@@ -109,10 +114,11 @@ static const law_run *one_rank(const law_case *c)
     if (!made[i].golden) {
         const law_case one = {.golden = c->golden,
                               .layers = c->layers,
+                              .hidden = c->hidden,
                               .batch = c->batch,
                               .dropout = c->dropout,
                               .ranks = 1,
-                              .steps = STEPS,
+                              .steps = steps_of(c),
                               .eps = smooth_eps(c)};
         ck_ok(law_train(&one, &run[i]));
         made[i] = one;
@@ -124,11 +130,11 @@ static void check(law_case c)
 {
     law_run many = {0};
     const law_run *one = one_rank(&c);
-    c.steps = STEPS;
+    c.steps = steps_of(&c);
     c.eps = smooth_eps(&c);
     ck_ok(law_train(&c, &many));
-    law_check_same(&many, one, STEPS);
-    for (int i = 0; i < STEPS; i++)
+    law_check_same(&many, one, c.steps);
+    for (int i = 0; i < c.steps; i++)
         ck_assert_msg(fabs(many.norm[i] - one->norm[i]) <= LAW_ELEMENT_LIMIT * one->norm[i],
                       "norm of step %d: %.9g, one rank %.9g", i, many.norm[i], one->norm[i]);
     ck_assert_msg(fabs(many.final_loss - one->final_loss) <= LAW_LOSS_LIMIT, "%g, not %g",
@@ -154,6 +160,18 @@ END_TEST
 START_TEST(more_of_them_are_one_rank)
 {
     check(more[_i]);
+}
+END_TEST
+
+/* F10 of the tests that PyTorch has for fully_shard: widths that neither tensor parallel ranks nor
+ * shards divide, with and without sequence parallelism and recomputation, ten steps. */
+START_TEST(uneven_sizes_are_one_rank)
+{
+    static const int size[] = {3, 5, 16, 17};
+    const bool sp = _i / 4 % 2, zbv = _i / 8 % 2;
+    check((law_case)LLAMA(.ranks = 8, .pp = 2, .dp_shard = 2, .tp = 2, .micro_batch = 1, .sp = sp,
+                          .hidden = size[_i % 4], .schedule = zbv ? "zbv" : "1f1b",
+                          .recompute = sp == zbv ? DT_RECOMPUTE_FULL : DT_RECOMPUTE_NONE));
 }
 END_TEST
 
@@ -223,6 +241,7 @@ int main(void)
     law_add(tc, a_pipeline_is_one_rank, n);
     law_add(tc, a_pipeline_composes, n_3d);
     law_add(tc, more_of_them_are_one_rank, DT_COUNT(more));
+    law_add(tc, uneven_sizes_are_one_rank, 16);
     law_add(tc, backward_in_halves_is_backward_bit_for_bit, 4 * HALVES);
     suite_add_tcase(suite, tc);
     const int failed = test_main(suite);

@@ -92,6 +92,40 @@ static dt_status make(int which, dt_mesh *mesh, dt_tensor **out)
     return DT_OK;
 }
 
+/* 1, 3 and infinity, over the whole and of each; a NaN is not lost. */
+static dt_status orders(dt_local locals[], dt_comm *comm)
+{
+    enum { N = DT_COUNT(tensors) };
+    static const double order[] = {1, 3, INFINITY};
+    double norm, each[N];
+    for (int k = 0; k < DT_COUNT(order); k++) {
+        double total = 0;
+        DT_TRY(dt_global_norm_of_order_sync(order[k], N, locals, comm, &norm, each));
+        for (int i = 0; i < N; i++) {
+            double sum = 0;
+            for (int64_t j = 0; j < dt_shape_count(tensors[i].shape); j++)
+                sum = k == 2 ? fmax(sum, fabs(sample(i, j)))
+                             : sum + pow(fabs(sample(i, j)), order[k]);
+            total = k == 2 ? fmax(total, sum) : total + sum;
+            sum = k == 2 ? sum : pow(sum, 1 / order[k]);
+            TEST_THAT(fabs(each[i] - sum) <= 1e-12 * sum, "%d, order %g: %.17g, want %.17g", i,
+                      order[k], each[i], sum);
+        }
+        total = k == 2 ? total : pow(total, 1 / order[k]);
+        TEST_THAT(fabs(norm - total) <= 1e-12 * total, "order %g: %.17g, want %.17g", order[k],
+                  norm, total);
+    }
+    const dt_array *last = &locals[N - 1].array; /* f16, on all ranks alike */
+    uint16_t *bits = dt_array_data(last), kept = bits[30];
+    bits[30] = 0x7e00;
+    DT_TRY(dt_global_norm_of_order_sync(INFINITY, N, locals, comm, &norm, NULL));
+    bits[30] = kept;
+    TEST_THAT(isnan(norm), "a NaN is lost: %g", norm);
+    TEST_FAILS(DT_ERR_ARG, "above 0",
+               dt_global_norm_of_order_sync(0, N, locals, comm, &norm, NULL));
+    return DT_OK;
+}
+
 static dt_status placements(dt_world *world, void *arg)
 {
     enum { N = DT_COUNT(tensors) };
@@ -115,6 +149,7 @@ static dt_status placements(dt_world *world, void *arg)
         total += sum;
     }
     TEST_THAT(each[N] == 0 && fabs(norm - sqrt(total)) <= 1e-12 * norm, "%.17g", norm);
+    DT_TRY(orders(locals, dt_world_comm(world)));
     DT_TRY(dt_global_norm_sync(0, NULL, dt_world_comm(world), &norm, NULL));
     TEST_THAT(norm == 0, "of nothing: %g", norm);
 
@@ -180,11 +215,14 @@ START_TEST(test_lengths)
     enum { MOST_LENGTH = 4500 };
     static float x[MOST_LENGTH];
     const dt_optim_kernels *kernels = dt_optim_kernels_of(DT_CPU);
-    double sum = 0;
+    double sum = 0, sizes = 0;
     for (int n = 0; n < MOST_LENGTH; n++) {
-        ck_assert_double_eq(kernels->square_sum(DT_F32, n, x), sum); /* integers: exact */
+        ck_assert_double_eq(kernels->power_sum(DT_F32, n, x, 2), sum); /* integers: exact */
+        ck_assert_double_eq(kernels->power_sum(DT_F32, n, x, 1), sizes);
+        ck_assert_double_eq(kernels->power_sum(DT_F32, n, x, INFINITY), n ? 5 : 0);
         x[n] = (float)(n % 11 - 5);
         sum += (double)x[n] * (double)x[n];
+        sizes += fabs((double)x[n]);
     }
 }
 END_TEST

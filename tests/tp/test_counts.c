@@ -11,6 +11,7 @@
 #include "tests/harness.h"
 #include "tests/tp/model_case.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +21,7 @@ enum { MAX_GRADS = 300000 };
 typedef struct step_result {
     dt_counts forward, backward, reduce;
     double loss;
-    int64_t ngrads, saved_bytes, peak_bytes, param_bytes;
+    int64_t ngrads, saved_bytes, live_bytes, peak_bytes, param_bytes; /* live: after forward */
     float *grad; /* of all parameters, one after the other */
 } step_result;
 
@@ -74,6 +75,7 @@ static dt_status run(dt_world *world, dt_module *model, dt_mesh *mesh, const dt_
     DT_TRY(dt_tape_status(t));
     r->forward = counted(world);
     r->saved_bytes = dt_tape_saved_bytes(t);
+    r->live_bytes = dt_heap_get_stats(dt_mesh_heap(mesh)).live[DT_TAG_ACTIVATION];
     DT_TRY(dt_backward(t, loss));
     r->backward = counted(world);
     DT_TRY(dt_module_reduce_grads(model));
@@ -225,16 +227,18 @@ END_TEST
 /* Of one layer: two layers less one. All sizes divide. */
 static void layer(model_case c, int64_t *comm_bytes, int64_t *saved_bytes)
 {
-    int64_t comm[2], saved[2];
+    int64_t comm[2], saved[2], live[2];
     for (int i = 0; i < 2; i++) {
         c.layers = i + 1;
         const step_result r = step(&c);
         comm[i] = r.forward.total_bytes + r.backward.total_bytes;
         saved[i] = r.saved_bytes;
+        live[i] = r.live_bytes;
         free(r.grad);
     }
     *comm_bytes = comm[1] - comm[0];
     *saved_bytes = saved[1] - saved[0];
+    ck_assert_int_eq(live[1] - live[0], *saved_bytes); /* and nothing else stays */
 }
 
 /* Communicated: 8bsh(t-1)/t elements a layer and step, with sequence parallelism or without it; 10
@@ -256,6 +260,33 @@ START_TEST(bytes_of_a_layer)
     ck_assert_int_eq(comm, (c.sp && !c.keep_gathered ? 10 : 8) * bsh * (c.tp - 1) / c.tp);
     if (c.sp && c.tp == 2) /* an mlp of 10 does not divide by 4 */
         ck_assert_int_eq(saved, one_saved / 2 + (c.keep_gathered ? 2 * bsh / 2 : 0));
+}
+END_TEST
+
+/* Korthikanti et al. (2022) have sbh (10 + 24/t + 5as/(ht)) bytes for tensor parallelism without
+ * sequence parallelism, of 2 bytes a number and an mlp of 4h: 8 and 24 are 4h and 12h numbers a
+ * token, 2 are dropout masks, which are made again here; so are the probabilities, the last term,
+ * but for one number a head. For an mlp of f and k, v of g numbers a token:
+ *     whole on each rank   4h: the inputs of both norms, and of qkv and mlp
+ *     divided by t         q, k, v and the projection's input: 2h + 2g; a;
+ *                          gpt2: before and after gelu, 2f; llama: gate, up and product, 3f
+ * and h more, divided by t: attention keeps its output by heads for its own backward, and the
+ * projection the same by tokens. */
+START_TEST(activations_of_a_layer)
+{
+    model_case c = model_case_usual(_i / 3 == 1 ? 2 : _i / 3 == 2 ? 3 : 0);
+    enum { H = 24, A = 12, F = 10, HEAD = 2 };
+    int64_t comm, saved;
+    c.tp = 1 << _i % 3;
+    if (c.kv_heads < c.tp) /* these would be replicated */
+        c.kv_heads = c.tp;
+    const int64_t tokens = (int64_t)c.batch * c.seq, t = c.tp, kv = (int64_t)c.kv_heads * HEAD;
+    const int64_t mlp = (F + t - 1) / t; /* rank 0's */
+    layer(c, &comm, &saved);
+    const int64_t number = 4 * H + (2 * H + 2 * kv + A + H) / t + (c.gpt2 ? 2 : 3) * mlp;
+    (void)printf("%s, tp %d: %lld bytes a layer, formula %lld\n", c.gpt2 ? "gpt2" : "llama", c.tp,
+                 (long long)saved, (long long)(tokens * number * (int64_t)sizeof(float)));
+    ck_assert_int_eq(saved, tokens * number * (int64_t)sizeof(float));
 }
 END_TEST
 
@@ -291,6 +322,7 @@ int main(void)
     tcase_add_loop_test(tc, with_data_parallelism, 0, 6);
     tcase_add_loop_test(tc, few_key_value_heads, 0, 12);
     tcase_add_loop_test(tc, bytes_of_a_layer, 0, 12);
+    tcase_add_loop_test(tc, activations_of_a_layer, 0, 9);
     tcase_add_loop_test(tc, whole_logits_never_exist, 0, 3);
     suite_add_tcase(suite, tc);
     return test_main(suite);
