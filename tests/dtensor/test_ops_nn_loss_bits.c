@@ -164,7 +164,7 @@ static const problem problems[] = {
     {.kind = EQUAL, .vocab = 1283, .ignore = true},
     {.kind = SCATTERED, .vocab = 1280},
     {.kind = SCATTERED, .vocab = 1283, .ignore = true},
-    {.kind = SCATTERED, .vocab = 32003, .ignore = true},
+    {.kind = SCATTERED, .vocab = 8195, .ignore = true},
 };
 
 START_TEST(split_is_whole)
@@ -197,7 +197,6 @@ enum { WIDTH = 51 }; /* of the vocabulary: w is the identity, so that logits are
 static dt_status forms_body(dt_world *world, void *arg)
 {
     const problem *p = arg;
-    static const float zero;
     dt_mesh *mesh;
     dt_tape *tape;
     dt_tensor *x[2], *w, *target;
@@ -205,7 +204,7 @@ static dt_status forms_body(dt_world *world, void *arg)
     float grad[2][TOKENS * WIDTH], identity[WIDTH * WIDTH];
     const dt_cross_entropy_options o = {.valid = p->valid, .chunk = TOKENS};
     for (int i = 0; i < WIDTH * WIDTH; i++)
-        identity[i] = i % (WIDTH + 1) == 0 ? 1 : zero;
+        identity[i] = i % (WIDTH + 1) == 0 ? 1 : 0;
     DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &p->axes, &mesh));
     DT_TRY(host_leaf(mesh, DT_SHAPE(TOKENS), p->targets, DT_I32, p->target, &target));
     DT_TRY(host_leaf(mesh, DT_SHAPE(WIDTH, WIDTH), "S(0)@tp", DT_F32, identity, &w));
