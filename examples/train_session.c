@@ -80,7 +80,8 @@ static dt_status parallelize(train_session *s, dt_device device)
 }
 
 /* Every layer a group, and the rest: embedding, last norm, head. On axes of size 1 these only
- * cast. In a pipeline, what is not freed by layers is gathered and freed by the schedule. */
+ * cast. In a pipeline, what is not freed by layers is gathered and freed by the schedule, and
+ * gradients are reduced once a stage. */
 static dt_status shard(train_session *s, dt_module *m)
 {
     const train_config *c = s->config;
@@ -90,7 +91,7 @@ static dt_status shard(train_session *s, dt_module *m)
                                                : s->pipe                  ? DT_RESHARD_STEP
                                                                           : DT_RESHARD_NEVER,
                                     .reshard_size = c->reshard_size,
-                                    .reduce = DT_REDUCE_SHARDS_EACH,
+                                    .reduce = s->pipe ? DT_REDUCE_STEP : DT_REDUCE_SHARDS_EACH,
                                     .param_dtype = c->param_dtype,
                                     .reduce_dtype = c->reduce_dtype,
                                     .store = c->offload_params ? s->store : NULL};
