@@ -19,8 +19,12 @@ static size_t read_file(const char *path, unsigned char *out, size_t most)
 
 static void to_hex(const unsigned char *bytes, size_t n, char *out)
 {
-    for (size_t i = 0; i < n; i++)
-        (void)sprintf(out + 2 * i, "%02x", bytes[i]);
+    static const char digit[] = "0123456789abcdef";
+    for (size_t i = 0; i < n; i++) {
+        out[2 * i] = digit[bytes[i] >> 4];
+        out[2 * i + 1] = digit[bytes[i] & 15];
+    }
+    out[2 * n] = '\0';
 }
 
 /* One document [1, 2, 3], as Megatron-LM's own program writes it. */
