@@ -285,9 +285,10 @@ int main(int argc, char **argv)
 {
     bench b = {.threads = 2, .rounds = 5, .rows = 8192};
     for (int i = 1; i < argc; i++) {
-        const bool bf16 = !strcmp(argv[i], "bf16");
+        const bool bf16 = strcmp(argv[i], "bf16") == 0;
         b.dtype = bf16 ? DT_BF16 : b.dtype;
-        if (!bf16 && strcmp(argv[i], "f32") && sscanf(argv[i], "threads=%d", &b.threads) != 1 &&
+        if (!bf16 && strcmp(argv[i], "f32") != 0 &&
+            sscanf(argv[i], "threads=%d", &b.threads) != 1 &&
             sscanf(argv[i], "rounds=%d", &b.rounds) != 1 &&
             sscanf(argv[i], "rows=%d", &b.rows) != 1)
             DT_MUST(DT_ERROR(DT_ERR_ARG, "'%s': see the top of bench/kernels.c", argv[i]));

@@ -194,7 +194,8 @@ static int sum_events(const bench *b, line *lines)
     const dt_trace_event *e = dt_trace_events(b->trace, &count);
     for (int64_t i = 0; i < count; i++) {
         if (e[i].lane != 0 ||
-            (strcmp(e[i].kind, "op") && strcmp(e[i].kind, "grad") && strcmp(e[i].kind, "step")))
+            (strcmp(e[i].kind, "op") != 0 && strcmp(e[i].kind, "grad") != 0 &&
+             strcmp(e[i].kind, "step") != 0))
             continue;
         if (e[i].phase == DT_TRACE_BEGIN && depth < DEPTH) {
             begun_s[depth] = e[i].time_s;

@@ -177,9 +177,9 @@ static bool by_number(const dt_dataset *ds)
     return ds->blend || ds->options.shuffle;
 }
 
-int64_t dt_dataset_length(const dt_dataset *ds)
+int64_t dt_dataset_length(const dt_dataset *dataset)
 {
-    return by_number(ds) ? INT64_MAX : ds->source[0].length;
+    return by_number(dataset) ? INT64_MAX : dataset->source[0].length;
 }
 
 dt_data_format dt_dataset_format(const dt_dataset *dataset)

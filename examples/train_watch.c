@@ -83,7 +83,8 @@ int train_layers(const train_session *s, const double *grad_norm, train_layer *l
         const char *name = s->param[i].name;
         const int length = layer_length(name);
         int k = 0;
-        while (k < n && (layer[k].length != length || strncmp(layer[k].name, name, (size_t)length)))
+        while (k < n && (layer[k].length != length ||
+                         strncmp(layer[k].name, name, (size_t)length) != 0))
             k++;
         if (k == n)
             layer[n++] = (train_layer){name, length, 0};

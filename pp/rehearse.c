@@ -6,12 +6,10 @@
 #include "pp/pipeline_internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 static dti_rehearsal kind_of(const dti_run *r)
 {
-    dti_rehearsal kind;
-    memset(&kind, 0, sizeof kind); /* it is compared byte by byte */
+    dti_rehearsal kind = {0};
     kind.at_once = r->pass->at_once;
     kind.tail = r->pass->samples - (r->nmicrobatches - 1) * r->pass->at_once;
     kind.seq_len = r->pass->seq_len;
@@ -22,10 +20,17 @@ static dti_rehearsal kind_of(const dti_run *r)
     return kind;
 }
 
+static bool same(const dti_rehearsal *a, const dti_rehearsal *b)
+{
+    return a->at_once == b->at_once && a->tail == b->tail && a->seq_len == b->seq_len &&
+           a->no_grad == b->no_grad && a->no_targets == b->no_targets && a->loss == b->loss &&
+           a->aside == b->aside;
+}
+
 static bool known(const dt_pipeline *p, const dti_rehearsal *kind)
 {
     for (int i = 0; i < p->nrehearsed && i < DTI_PP_REHEARSALS; i++)
-        if (memcmp(&p->rehearsed[i], kind, sizeof *kind) == 0)
+        if (same(&p->rehearsed[i], kind))
             return true;
     return false;
 }

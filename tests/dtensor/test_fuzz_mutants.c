@@ -16,10 +16,6 @@ enum { CASES = 960, COPIES = 2 /* of the mutant's row */ };
 static dt_op partial_product, bias, softmax, silu, sum, embedding, concat, dropout, head_loss;
 
 /* As their files define them. */
-typedef struct norm_attr {
-    double eps;
-} norm_attr;
-
 typedef struct dropout_attr {
     dt_key key;
     int64_t first_sample;
@@ -181,7 +177,7 @@ static void call_dropout(fuzz_call *c)
 static void call_norm(fuzz_call *c)
 {
     const dt_layout *x = dt_tensor_layout(c->in[0]), *w = dt_tensor_layout(c->in[1]);
-    const norm_attr attr = {0.1};
+    const dti_norm_attributes attr = {0.1, false};
     const dt_local_map_options wrong = {.name = "norm",
                                         .nout = 1,
                                         .out = {x},

@@ -21,7 +21,8 @@ typedef struct tight_op {
     int too_strict; /* rows refused but right */
 } tight_op;
 
-static const double eps = 0.1, factor = 1.7;
+static const double factor = 1.7;
+static const dti_norm_attributes rms = {0.1, false}, layer = {0.1, true};
 static const dt_rope_options turns = {.theta = 30};
 static const uint32_t last_dim = 4;
 static const int no_attr[8];
@@ -38,7 +39,7 @@ static const tight_op ops[] = {
     {&dt_op_sum, "bsn->bs", &last_dim, 0},     {&dt_op_scale, "bsn->bsn", &factor, 0},
     {&dt_op_softmax, "bsn->bsn", NULL, 0},     {&dt_op_silu, "bsn->bsn", NULL, 0},
     {&dt_op_gelu, "bsn->bsn", no_attr, 0},     {&dt_op_swiglu, "bsn,bsn->bsn", NULL, 0},
-    {&dt_op_rmsnorm, "bsn,n->bsn", &eps, 0},   {&dt_op_layernorm, "bsn,n,n->bsn", &eps, 0},
+    {&dt_op_rmsnorm, "bsn,n->bsn", &rms, 0},   {&dt_op_layernorm, "bsn,n,n->bsn", &layer, 0},
     {&dt_op_rope, "bhsd->bhsd", &turns, 0},
 };
 
