@@ -234,6 +234,7 @@ static dt_status lonely_body(dt_world *world, void *arg)
     l->status[me] = pipe_run(&p, &loss);
     const char *says = dt_error_trace();
     l->names_it[me] = strstr(says, "stage 1 failed in 1B1:") && strstr(says, "backward is spoiled");
+    pipe_close(&p);
     return l->status[me];
 }
 
