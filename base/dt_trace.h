@@ -14,7 +14,7 @@ typedef struct dt_trace_event {
     dt_trace_phase phase;
     int lane;               /* 0: the host; 1 + channel: a communication worker */
     int64_t bytes;
-    double time_s;          /* since dt_trace_create */
+    double time_s;          /* CLOCK_MONOTONIC: one clock for all ranks of a machine */
 } dt_trace_event;
 
 DT_NODISCARD dt_status dt_trace_create(dt_trace **trace_out);

@@ -11,7 +11,6 @@
 
 struct dt_trace {
     pthread_mutex_t mutex;
-    double start_s;
     dt_trace_event *events;
     int64_t count, capacity;
     int64_t lost; /* events for which there was no memory: the trace is then useless, and says so */
@@ -29,7 +28,6 @@ dt_status dt_trace_create(dt_trace **trace_out)
     dt_trace *trace = calloc(1, sizeof *trace);
     DT_REQUIRE(trace, DT_ERR_NOMEM, "a trace");
     pthread_mutex_init(&trace->mutex, NULL);
-    trace->start_s = now_s();
     *trace_out = trace;
     return DT_OK;
 }
@@ -52,7 +50,7 @@ void dt_trace_record(dt_trace *trace, const char *kind, const char *name, dt_tra
     dt_trace_event event = {.kind = kind, .phase = phase, .lane = lane, .bytes = bytes};
     (void)snprintf(event.name, sizeof event.name, "%s", name);
     pthread_mutex_lock(&trace->mutex);
-    event.time_s = now_s() - trace->start_s; /* taken inside, so that the order is by time */
+    event.time_s = now_s(); /* taken inside, so that the order is by time */
     if (dt_grow((void **)&trace->events, &trace->capacity, trace->count + 1, sizeof event) == DT_OK)
         trace->events[trace->count++] = event;
     else

@@ -189,6 +189,17 @@ dt_status net_step(net *n, int step, double *loss)
     return DT_OK;
 }
 
+dt_status net_two_steps(dt_world *world, void *arg)
+{
+    net n;
+    double loss = 0;
+    dt_status st = net_open(arg, world, &n);
+    for (int s = 0; s < 2 && st == DT_OK; s++)
+        st = net_step(&n, s, &loss);
+    net_close(&n);
+    return st;
+}
+
 static dt_status read_all(net *n, bool grads, int64_t *count, float **out)
 {
     int np = 0;

@@ -61,6 +61,8 @@ dt_status net_loss(net *n, dt_tensor *loss, double *value); /* sum over ranks */
 /* Forward, backward, of all microbatches; then reduce_grads, the optimizer, clear_grads. */
 dt_status net_gradients(net *n, int step, double *loss);
 dt_status net_step(net *n, int step, double *loss);
+/* A rank body: two steps of the net_case `arg`. */
+dt_status net_two_steps(dt_world *world, void *arg);
 /* All weights, or gradients that are at home, whole, one after the other; caller frees. */
 dt_status net_weights(net *n, int64_t *count, float **out);
 dt_status net_grads(net *n, int64_t *count, float **out);

@@ -30,7 +30,7 @@ static double rooted(double order, double sum)
 
 typedef struct totals {
     const net_case *c;
-    double library[NORDERS], formula[NORDERS]; /* of the whole gradient */
+    double made[NORDERS], formula[NORDERS]; /* of the whole gradient */
 } totals;
 
 /* Gradients times the factor: each shard is at most as large as the maximum. */
@@ -57,7 +57,7 @@ static dt_status body(dt_world *world, void *arg)
 {
     totals *t = arg;
     dt_local grads[MOST];
-    double loss = 0, library[NORDERS], formula[NORDERS];
+    double loss = 0, made[NORDERS], formula[NORDERS];
     float *whole = NULL;
     int64_t count = 0;
     int np = 0;
@@ -76,13 +76,13 @@ static dt_status body(dt_world *world, void *arg)
     for (int k = 0; k < NORDERS; k++) {
         formula[k] = rooted(orders[k], joined(orders[k], 0, whole, count));
         const int64_t before = all->collectives; /* dt_counts has not those of host values */
-        DT_TRY(dt_global_norm_of_order_sync(orders[k], np, grads, all, &library[k], NULL));
+        DT_TRY(dt_global_norm_of_order_sync(orders[k], np, grads, all, &made[k], NULL));
         TEST_THAT(all->collectives - before == (dt_world_size(world) > 1), "order %g: %lld calls",
                   orders[k], (long long)(all->collectives - before));
-        DT_TRY(clipped(np, grads, orders[k], library[k]));
+        DT_TRY(clipped(np, grads, orders[k], made[k]));
     }
     for (int k = 0; k < NORDERS && dt_world_rank(world) == 0; k++) {
-        t->library[k] = library[k];
+        t->made[k] = made[k];
         t->formula[k] = formula[k];
     }
     free(whole);
@@ -105,10 +105,10 @@ START_TEST(norms_are_those_of_one_rank)
     test_ranks(1, body, &b);
     test_ranks(net_ranks(&c), body, &a);
     for (int k = 0; k < NORDERS; k++) {
-        ck_assert_msg(fabs(a.library[k] - a.formula[k]) <= 1e-12 * a.formula[k],
-                      "order %g: %.17g, formula %.17g", orders[k], a.library[k], a.formula[k]);
-        ck_assert_msg(fabs(a.library[k] - b.library[k]) <= 2e-6 * b.library[k],
-                      "order %g: %.9g, one rank %.9g", orders[k], a.library[k], b.library[k]);
+        ck_assert_msg(fabs(a.made[k] - a.formula[k]) <= 1e-12 * a.formula[k],
+                      "order %g: %.17g, formula %.17g", orders[k], a.made[k], a.formula[k]);
+        ck_assert_msg(fabs(a.made[k] - b.made[k]) <= 2e-6 * b.made[k],
+                      "order %g: %.9g, one rank %.9g", orders[k], a.made[k], b.made[k]);
     }
 }
 END_TEST

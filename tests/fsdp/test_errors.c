@@ -258,17 +258,6 @@ END_TEST
 
 /* Memory that ends at any allocation: an error everywhere, never a hang, and nothing leaks (run
  * with the sanitizers). */
-static dt_status memory_body(dt_world *world, void *arg)
-{
-    net n;
-    double loss = 0;
-    dt_status st = net_open(arg, world, &n);
-    for (int s = 0; s < 2 && st == DT_OK; s++)
-        st = net_step(&n, s, &loss);
-    net_close(&n);
-    return st;
-}
-
 START_TEST(memory_ends)
 {
     net_case c = {.shard = 2,
@@ -280,7 +269,7 @@ START_TEST(memory_ends)
     int failures = 0;
     for (int64_t at = 1 + _i; at < 260; at += 5) {
         const dt_world_options o = {.heap = {.fail_after = at}};
-        const dt_status st = dt_world_run_threads(2, &o, memory_body, &c);
+        const dt_status st = dt_world_run_threads(2, &o, net_two_steps, &c);
         ck_assert_msg(st == DT_OK || st == DT_ERR_NOMEM || st == DT_ERR_COMM, "allocation %lld: %s",
                       (long long)at, dt_error_trace());
         dt_error_clear();

@@ -326,17 +326,6 @@ START_TEST(damage_ends_all_ranks)
 END_TEST
 
 /* Memory that ends at any allocation while shards come and go. */
-static dt_status memory_body(dt_world *world, void *arg)
-{
-    net n;
-    double loss = 0;
-    dt_status st = net_open(arg, world, &n);
-    for (int s = 0; s < 2 && st == DT_OK; s++)
-        st = net_step(&n, s, &loss);
-    net_close(&n);
-    return st;
-}
-
 START_TEST(memory_ends)
 {
     net_case c = usual(2, true, (dt_fsdp_options){.param_dtype = _i ? DT_BF16 : DT_F32});
@@ -345,7 +334,7 @@ START_TEST(memory_ends)
     make_folder();
     for (int64_t at = 1 + _i; at < 320; at += 7) {
         const dt_world_options o = {.heap = {.fail_after = at}};
-        const dt_status st = dt_world_run_threads(2, &o, memory_body, &c);
+        const dt_status st = dt_world_run_threads(2, &o, net_two_steps, &c);
         ck_assert_msg(st == DT_OK || st == DT_ERR_NOMEM || st == DT_ERR_COMM, "allocation %lld: %s",
                       (long long)at, dt_error_trace());
         dt_error_clear();
