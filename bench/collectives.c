@@ -195,7 +195,7 @@ static double bytes_moved(const line *l, double whole, int n)
     case IN_PLACE:
     case ALL_TO_ALL: return 2 * n * whole;
     case BROADCAST: return n * whole;
-    case MESSAGE: return 2 * (n / 2) * whole;
+    case MESSAGE: return (n - n % 2) * whole;
     case BARRIER: break;
     }
     return 0;

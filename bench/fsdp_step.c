@@ -65,11 +65,11 @@ static dt_status batch(const way *w, dt_mesh *mesh, dt_values *in)
     for (int64_t i = 0; i < n; i++)
         ids[i] = (int32_t)(i * 7 % VOCAB);
     in->n = 2;
-    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(BATCH, w->seq), "S(0)@dp_shard", &layout));
-    for (int i = 0; i < 2; i++)
-        DT_TRY(dt_distribute(layout, DT_I32, ids, &in->value[i]));
+    dt_status st = dt_mesh_layout_text(mesh, DT_SHAPE(BATCH, w->seq), "S(0)@dp_shard", &layout);
+    for (int i = 0; i < 2 && st == DT_OK; i++)
+        st = dt_distribute(layout, DT_I32, ids, &in->value[i]);
     free(ids);
-    return DT_OK;
+    return st;
 }
 
 static dt_status body(dt_world *world, void *arg)
@@ -120,7 +120,7 @@ int main(int argc, char **argv)
         DT_MUST(dt_world_run_threads(w->ranks, NULL, body, w));
         (void)printf(
             "%.1fM parameters, %lld tokens, ranks %d, threads %d, %-10s: %8.1f ms  %.2f x\n",
-            1e-6 * (double)w->params, (long long)(BATCH * w->seq), w->ranks, w->threads,
+            1e-6 * (double)w->params, (long long)BATCH * w->seq, w->ranks, w->threads,
             w->replicated ? "replicated" : "sharded", 1e3 * w->best_s, ways[0].best_s / w->best_s);
     }
     return EXIT_SUCCESS;

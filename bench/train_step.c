@@ -329,7 +329,7 @@ static dt_status body(dt_world *world, void *arg)
     (void)printf(
         "%s %s, %d threads, %lld tokens: best step %.1f ms, %.0f tokens/s, %.1f GFLOP/s = "
         "%.2f of products' %.1f; copies %.1f GB/s\n",
-        b->s->name, dt_dtype_name(b->dtype), b->threads, (long long)(b->s->batch * b->s->seq),
+        b->s->name, dt_dtype_name(b->dtype), b->threads, (long long)b->s->batch * b->s->seq,
         1e3 * b->best_s, (double)(b->s->batch * b->s->seq) / b->best_s, 1e-9 * rate,
         rate / b->limit.flops_per_s, 1e-9 * b->limit.flops_per_s, 1e-9 * b->limit.bytes_per_s);
     tear_down(b);

@@ -175,22 +175,23 @@ static dt_status unpack(stage *s, dti_buffer *buffer)
 {
     dti_block b;
     chunk c;
+    dt_status st = DT_OK;
     for (int r = 0; r < s->k; r++) {
         int64_t at = sum(s->recv, dt_mesh_world_rank(s->plan->mesh, r));
         cursor cur = s->at[s->me];
-        while (next(s, s->me, &cur, &c)) {
+        while (st == DT_OK && next(s, s->me, &cur, &c)) {
             if (!block_of(&c, r, s->me, &b))
                 continue;
             const dt_array to = view(&buffer->bytes, c.at, c.item->dtype);
             if (r == s->me) {
-                DT_TRY(copy_own(&b, &c, to, true));
+                st = copy_own(&b, &c, to, true);
                 continue;
             }
             copy(&b, &c, view(&s->in, at, c.item->dtype), dti_block_below(&b, c.lo), to, true);
             at += block_bytes(&b, &c);
         }
     }
-    return DT_OK;
+    return st;
 }
 
 /* What the writer does with it; then all cursors move on. */

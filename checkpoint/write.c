@@ -48,23 +48,24 @@ dt_status dti_header_make(int n, const dt_safetensors_item *items, const char *c
 {
     enum { LENGTH_BYTES = 8 };
     json_t *header = json_object();
-    char *text = NULL, *all = NULL;
+    char *all = NULL;
     dt_status st = DT_OK;
     DT_TRY_TO(done, st, pack(header, n, items, metadata));
-    text = json_dumps(header, JSON_COMPACT);
-    const size_t used = text ? strlen(text) : 0, length = (used + 7) / 8 * 8;
+    const size_t used = json_dumpb(header, NULL, 0, JSON_COMPACT), length = (used + 7) / 8 * 8;
     all = malloc(LENGTH_BYTES + length);
-    DT_TRY_TO(done, st, text && all ? DT_OK : DT_ERROR(DT_ERR_NOMEM, "header"));
+    DT_TRY_TO(done, st, used > 0 && all ? DT_OK : DT_ERROR(DT_ERR_NOMEM, "header"));
     for (int i = 0; i < LENGTH_BYTES; i++)
         all[i] = (char)(uint8_t)(length >> 8 * i);
     memset(all + LENGTH_BYTES, ' ', length);
-    memcpy(all + LENGTH_BYTES, text, used);
+    DT_TRY_TO(done, st,
+              json_dumpb(header, all + LENGTH_BYTES, used, JSON_COMPACT) == used
+                  ? DT_OK
+                  : DT_ERROR(DT_ERR_NOMEM, "header"));
     *header_out = all;
     *bytes_out = LENGTH_BYTES + length;
     all = NULL;
 done:
     free(all);
-    free(text);
     json_decref(header);
     return st;
 }

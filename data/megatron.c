@@ -8,6 +8,7 @@
  * megatron/core/datasets/indexed_dataset.py. Read next: data/megatron_write.c. */
 #include "data/data_internal.h"
 
+#include <assert.h>
 #include <string.h>
 
 enum { TABLES = 34 };
@@ -105,8 +106,9 @@ dt_status dti_index_open(const char *path, const char *bin_path, size_t bin_byte
 
 int64_t dti_index_start(const dti_index *x, int64_t i)
 {
-    const int64_t s = i64_at(x->document, i);
-    return s == x->sequences ? x->tokens : i64_at(x->pointer, s) / (int64_t)dti_token_size(x->code);
+    const int64_t s = i64_at(x->document, i), size = (int64_t)dti_token_size(x->code);
+    assert(size > 0); /* checked when it was opened */
+    return s == x->sequences ? x->tokens : i64_at(x->pointer, s) / size;
 }
 
 int64_t dti_index_find(const dti_index *x, int64_t token)

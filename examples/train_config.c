@@ -253,6 +253,38 @@ static dt_status fill_checkpoint(const dt_options *o, train_config *c)
     return dt_dtype_parse(dt_options_string(o, "checkpoint.dtype"), &c->checkpoint.dtype);
 }
 
+static void fill_parallel(const dt_options *o, train_config *c)
+{
+    c->dp_replicate = (int)dt_options_int(o, "parallel.dp_replicate");
+    c->dp_shard = (int)dt_options_int(o, "parallel.dp_shard");
+    c->tp = (int)dt_options_int(o, "parallel.tp");
+    c->pp = (int)dt_options_int(o, "parallel.pp");
+    c->pp_schedule = dt_options_string(o, "parallel.schedule");
+    c->pp_split = dt_options_string(o, "parallel.split");
+    c->stages_per_rank = (int)dt_options_int(o, "parallel.stages_per_rank");
+    c->sp = dt_options_bool(o, "parallel.sp");
+    c->loss_parallel = dt_options_bool(o, "parallel.loss_parallel");
+    c->tp_overlap = dt_options_bool(o, "parallel.tp_overlap");
+    c->reshard_after_forward =
+        dt_options_bool(o, "parallel.reshard_after_forward") &&
+        (c->pp == 1 || dt_options_is_set(o, "parallel.reshard_after_forward"));
+    c->reshard_size = (int)dt_options_int(o, "parallel.reshard_size");
+}
+
+static void fill_log(const dt_options *o, train_config *c)
+{
+    c->log_every = dt_options_int(o, "log.every");
+    c->log_json = dt_options_string(o, "log.json");
+    c->log_params = dt_options_bool(o, "log.params");
+    c->log_plan = dt_options_bool(o, "log.plan");
+    c->log_plot = dt_options_string(o, "log.plot");
+    c->log_trace = dt_options_string(o, "log.trace");
+    c->log_tensorboard = dt_options_string(o, "log.tensorboard");
+    c->log_spike = dt_options_float(o, "log.spike");
+    c->log_layers = dt_options_int(o, "log.layers");
+    c->peak_flops = dt_options_float(o, "log.peak_flops");
+}
+
 static dt_status fill(const dt_options *o, train_config *c)
 {
     DT_REQUIRE(dt_options_has(o, "model.config"), DT_ERR_ARG,
@@ -284,21 +316,8 @@ static dt_status fill(const dt_options *o, train_config *c)
                                 .min_ratio = dt_options_float(o, "schedule.min_ratio"),
                                 .decay_steps = dt_options_int(o, "schedule.decay_steps")};
     DT_TRY(dt_decay_parse(dt_options_string(o, "schedule.decay"), &c->schedule.decay));
-    c->dp_replicate = (int)dt_options_int(o, "parallel.dp_replicate");
-    c->dp_shard = (int)dt_options_int(o, "parallel.dp_shard");
-    c->tp = (int)dt_options_int(o, "parallel.tp");
-    c->pp = (int)dt_options_int(o, "parallel.pp");
-    c->pp_schedule = dt_options_string(o, "parallel.schedule");
-    c->pp_split = dt_options_string(o, "parallel.split");
-    c->stages_per_rank = (int)dt_options_int(o, "parallel.stages_per_rank");
-    c->sp = dt_options_bool(o, "parallel.sp");
-    c->loss_parallel = dt_options_bool(o, "parallel.loss_parallel");
-    c->tp_overlap = dt_options_bool(o, "parallel.tp_overlap");
+    fill_parallel(o, c);
     DT_TRY(dt_recompute_parse(dt_options_string(o, "recompute"), &c->recompute));
-    c->reshard_after_forward =
-        dt_options_bool(o, "parallel.reshard_after_forward") &&
-        (c->pp == 1 || dt_options_is_set(o, "parallel.reshard_after_forward"));
-    c->reshard_size = (int)dt_options_int(o, "parallel.reshard_size");
     DT_TRY(dt_dtype_parse(dt_options_string(o, "dtype.param"), &c->param_dtype));
     DT_TRY(dt_dtype_parse(dt_options_string(o, "dtype.reduce"), &c->reduce_dtype));
     const char *what = dt_options_string(o, "offload.what");
@@ -310,16 +329,7 @@ static dt_status fill(const dt_options *o, train_config *c)
                what, c->offload_dir ? "with offload.dir" : "without offload.dir");
     DT_TRY(fill_checkpoint(o, c));
     c->ranks = (int)dt_options_int(o, "ranks");
-    c->log_every = dt_options_int(o, "log.every");
-    c->log_json = dt_options_string(o, "log.json");
-    c->log_params = dt_options_bool(o, "log.params");
-    c->log_plan = dt_options_bool(o, "log.plan");
-    c->log_plot = dt_options_string(o, "log.plot");
-    c->log_trace = dt_options_string(o, "log.trace");
-    c->log_tensorboard = dt_options_string(o, "log.tensorboard");
-    c->log_spike = dt_options_float(o, "log.spike");
-    c->log_layers = dt_options_int(o, "log.layers");
-    c->peak_flops = dt_options_float(o, "log.peak_flops");
+    fill_log(o, c);
     DT_TRY(check_adamw(&c->adamw));
     return check_together(c);
 }

@@ -121,9 +121,10 @@ static const char *color(dt_pp_kind kind)
 
 /* The text of an action fits in some 7 pixels a letter. A rank's second stage, and its fourth, are
  * pale. */
-static void draw_box(dt_pp_action a, bool pale, const bar *b, double x, double wide, double y,
-                     double high, FILE *out)
+static void draw_box(dt_pp_action a, bool pale, const bar *b, double scale, double y, double high,
+                     FILE *out)
 {
+    const double x = LEFT + b->start * scale, wide = (b->end - b->start) * scale;
     char text[DT_PP_ACTION_TEXT];
     (void)dt_pp_action_print(a, text, sizeof text);
     (void)fprintf(out,
@@ -172,11 +173,10 @@ static void draw_picture(const dt_pp_picture *p, double scale, int y, FILE *out)
             if (!bar_at(row, &p->timeline->lane[r], i, &b))
                 continue;
             const bool two = b.second.kind != DT_PP_NKINDS;
-            const double x = LEFT + b.start * scale, wide = (b.end - b.start) * scale;
             const double high = two ? (HIGH - 2) / 2.0 : HIGH - 2;
-            draw_box(b.a, is_pale(p->schedule, b.a), &b, x, wide, top, high, out);
+            draw_box(b.a, is_pale(p->schedule, b.a), &b, scale, top, high, out);
             if (two)
-                draw_box(b.second, is_pale(p->schedule, b.second), &b, x, wide, top + high, high,
+                draw_box(b.second, is_pale(p->schedule, b.second), &b, scale, top + high, high,
                          out);
         }
     }
