@@ -98,7 +98,7 @@ dt_status dt_module_untie(dt_module *root)
 {
     int n = 0;
     dt_param *const *p = dt_module_params(root, &n);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n; i++) { /* NOLINT(clang-analyzer-unix.Malloc): slots own `own` */
         dt_param *shared = p[i];
         if (dt_module_holders(root, shared, NULL, NULL) == shared->users)
             continue;
@@ -115,7 +115,7 @@ dt_status dt_module_untie(dt_module *root)
         *own = *shared;
         own->name = name;
         own->users = 0;
-        replace(root, shared, own); /* NOLINT(clang-analyzer-unix.Malloc): a slot of root owns it */
+        replace(root, shared, own);
     }
     return DT_OK;
 }
