@@ -15,7 +15,7 @@ typedef struct dt_norm_args {
     int64_t rows, n;
     double eps;
     bool centred;
-    const void *x, *w, *b; /* w, b [n]; b may be NULL */
+    const void *x, *w, *b; /* w, b [n]; w NULL: ones, b NULL: zeros */
     double *stats;         /* [rows, 2]: mean and inv; all but norm_dw, which reads them, write */
     const void *dy;
 } dt_norm_args;

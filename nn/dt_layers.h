@@ -30,7 +30,8 @@ void dt_layer_linear_overlap(dt_module *linear, int naxes, const uint8_t *axis, 
 /* weight [count, n]; takes ids [B, S] i32. */
 DT_NODISCARD dt_status dt_layer_embedding(int64_t count, int64_t n, double std,
                                           dt_module **module_out);
-/* weight [n]; weight and bias [n]. */
+/* weight [n]; weight and bias [n]. n 0: neither, over a last dim of any size (PyTorch's
+ * elementwise_affine=False). */
 DT_NODISCARD dt_status dt_layer_rmsnorm(int64_t n, double eps, dt_module **module_out);
 DT_NODISCARD dt_status dt_layer_layernorm(int64_t n, double eps, dt_module **module_out);
 

@@ -184,20 +184,27 @@ dt_status dt_layer_embedding(int64_t count, int64_t n, double std, dt_module **m
     return DT_OK;
 }
 
+static dt_status norm(const dt_module_kind *kind, int64_t n, double eps, bool bias,
+                      dt_module **module_out)
+{
+    if (n > 0)
+        DT_TRY(with_weight(kind, DT_SHAPE(n), (dt_init){DT_INIT_ONES, 0}, bias, module_out));
+    else
+        DT_TRY(dt_module_create(kind, module_out));
+    *(double *)dt_module_state(*module_out) = eps;
+    return DT_OK;
+}
+
 dt_status dt_layer_rmsnorm(int64_t n, double eps, dt_module **module_out)
 {
     static const dt_module_kind kind = {"rmsnorm", sizeof(double), rmsnorm_forward};
-    DT_TRY(with_weight(&kind, DT_SHAPE(n), (dt_init){DT_INIT_ONES, 0}, false, module_out));
-    *(double *)dt_module_state(*module_out) = eps;
-    return DT_OK;
+    return norm(&kind, n, eps, false, module_out);
 }
 
 dt_status dt_layer_layernorm(int64_t n, double eps, dt_module **module_out)
 {
     static const dt_module_kind kind = {"layernorm", sizeof(double), layernorm_forward};
-    DT_TRY(with_weight(&kind, DT_SHAPE(n), (dt_init){DT_INIT_ONES, 0}, true, module_out));
-    *(double *)dt_module_state(*module_out) = eps;
-    return DT_OK;
+    return norm(&kind, n, eps, true, module_out);
 }
 
 /* ---- the residual block ---- */

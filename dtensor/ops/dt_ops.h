@@ -76,9 +76,9 @@ dt_tensor *dt_select(dt_tape *t, dt_tensor *x, int dim, int64_t i);
  * Rule: "...v,vd->...d"
  * Errors: an id outside [0, V) fails the tape on that rank, naming position and value. */
 dt_tensor *dt_embedding(dt_tape *t, dt_tensor *ids, dt_tensor *w);
-/* y = w * x / sqrt(mean(x^2) + eps) over the last dim.   Rule: "...N,N->...N" */
+/* y = w * x / sqrt(mean(x^2) + eps) over the last dim; w NULL: ones.   Rule: "...N,N->...N" */
 dt_tensor *dt_rmsnorm(dt_tape *t, dt_tensor *x, dt_tensor *w, double eps);
-/* Biased variance over the last dim; b may be NULL.   Rule: "...N,N+N->...N" */
+/* Biased variance over the last dim; w NULL: ones, b NULL: zeros.   Rule: "...N,N+N->...N" */
 dt_tensor *dt_layernorm(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *b, double eps);
 dt_tensor *dt_softmax(dt_tape *t, dt_tensor *x); /* over the last dim.   Rule: "...V->...V" */
 dt_tensor *dt_silu(dt_tape *t, dt_tensor *x);

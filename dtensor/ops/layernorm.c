@@ -1,5 +1,5 @@
 /* dtensor/ops/layernorm.c - y = w u + b over the last dim, u = (x - mean) r, r = 1 / sqrt(var +
- * eps), biased variance.
+ * eps), biased variance; w left out is ones, b zeros.
  *
  *     dx = r (g - mean(g) - u mean(g u)),  g = dy w
  *     dw = sum over rows of dy u,  db = sum over rows of dy
@@ -22,7 +22,7 @@ static dt_status arguments(dt_op_call *c, dt_norm_args *out)
                           .eps = attr->eps,
                           .centred = attr->centred,
                           .x = dt_array_data(x),
-                          .w = dt_array_data(&c->in[1]),
+                          .w = c->in_layout[1] ? dt_array_data(&c->in[1]) : NULL,
                           .stats = dt_array_data(stats)};
     return DT_OK;
 }
@@ -58,7 +58,7 @@ const dt_op dt_op_layernorm = {
     .nin = 3,
     .nout = 1,
     .attr_bytes = sizeof(dti_norm_attributes),
-    .optional = 1u << 2,
+    .optional = 1u << 1 | 1u << 2,
     .forward = dti_norm_forward,
     .backward = dti_norm_backward,
     .saves = {DT_SAVE_IN(0) | DT_SAVE_IN(1), DT_SAVE_IN(0), DT_SAVE_IN(0)}};

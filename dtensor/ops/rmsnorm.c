@@ -1,4 +1,5 @@
-/* dtensor/ops/rmsnorm.c - y = w u over the last dim, u = x / sqrt(mean(x^2) + eps).
+/* dtensor/ops/rmsnorm.c - y = w u over the last dim, u = x / sqrt(mean(x^2) + eps); w left
+ * out is ones.
  *
  *     dx = (g - u mean(g u)) / sqrt(mean(x^2) + eps),  g = dy w        dw = sum over rows of dy u
  *
@@ -13,6 +14,7 @@ const dt_op dt_op_rmsnorm = {.name = "rmsnorm",
                              .nin = 2,
                              .nout = 1,
                              .attr_bytes = sizeof(dti_norm_attributes),
+                             .optional = 1u << 1,
                              .forward = dti_norm_forward,
                              .backward = dti_norm_backward,
                              .saves = {DT_SAVE_IN(0) | DT_SAVE_IN(1), DT_SAVE_IN(0)}};

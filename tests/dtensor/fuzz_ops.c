@@ -345,7 +345,7 @@ const fuzz_op fuzz_table[] = {
     {.name = "select", .words = "*Mn", .call = pick, .draw = draw_pick},
     {.name = "embedding", .words = "#* vd", .call = embedding},
     {.name = "positions", .words = "*sn pd", .call = positions},
-    {.name = "rmsnorm", .words = "!*N N", .call = rmsnorm},
+    {.name = "rmsnorm", .words = "!*N ?N", .call = rmsnorm},
     {.name = "layernorm", .words = "!*N N ?N", .call = layernorm},
     {.name = "softmax", .words = "!*N", .call = softmax},
     {.name = "silu", .words = "!*n", .call = silu},

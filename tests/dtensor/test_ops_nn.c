@@ -3,6 +3,8 @@
  * it, its comment below. */
 #include "tests/dtensor/op_check.h"
 
+#include <math.h>
+
 static void silu(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
 {
     (void)arg;
@@ -26,15 +28,50 @@ static void softmax(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const voi
     out[0] = dt_softmax(t, in[0]);
 }
 
+/* Which operand is the weight, the bias; 0: left out. */
+typedef struct norm_form {
+    int w, b;
+    int accept; /* rows */
+} norm_form;
+
 static void rmsnorm(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
 {
-    (void)arg;
-    out[0] = dt_rmsnorm(t, in[0], in[1], 1e-5);
+    const norm_form *f = arg;
+    out[0] = dt_rmsnorm(t, in[0], f->w ? in[f->w] : NULL, 1e-5);
 }
 
 static void layernorm(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
 {
-    out[0] = dt_layernorm(t, in[0], in[1], arg ? NULL : in[2], 1e-5);
+    const norm_form *f = arg;
+    out[0] = dt_layernorm(t, in[0], f->w ? in[f->w] : NULL, f->b ? in[f->b] : NULL, 1e-5);
+}
+
+/* Rows of 7. */
+static void norm_naive(const double *const *in, double *const *out, const norm_form *f,
+                       bool centred)
+{
+    for (int row = 0; row < 5 * 3; row++) {
+        const double *x = in[0] + row * 7;
+        double mean = 0, squares = 0;
+        for (int i = 0; i < 7 && centred; i++)
+            mean += x[i] / 7;
+        for (int i = 0; i < 7; i++)
+            squares += (x[i] - mean) * (x[i] - mean);
+        for (int i = 0; i < 7; i++)
+            out[0][row * 7 + i] =
+                (x[i] - mean) / sqrt(squares / 7 + 1e-5) * (f->w ? in[f->w][i] : 1) +
+                (f->b ? in[f->b][i] : 0);
+    }
+}
+
+static void rmsnorm_naive(const double *const *in, double *const *out, const void *arg)
+{
+    norm_naive(in, out, arg, false);
+}
+
+static void layernorm_naive(const double *const *in, double *const *out, const void *arg)
+{
+    norm_naive(in, out, arg, true);
 }
 
 static void embedding(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
@@ -102,16 +139,23 @@ START_TEST(test_norms)
     const dt_shape bsn = DT_SHAPE(5, 3, 7), n = DT_SHAPE(7);
     op_check(&(op_check_spec){
         .name = "softmax", .call = softmax, .nin = 1, .shape = {bsn}, .accept = 3});
-    op_check(&(op_check_spec){
-        .name = "rmsnorm", .call = rmsnorm, .nin = 2, .shape = {bsn, n}, .accept = 4});
-    op_check(&(op_check_spec){
-        .name = "layernorm", .call = layernorm, .nin = 3, .shape = {bsn, n, n}, .accept = 6});
-    op_check(&(op_check_spec){.name = "layernorm",
-                              .call = layernorm,
-                              .arg = "no bias",
-                              .nin = 2,
-                              .shape = {bsn, n},
-                              .accept = 4});
+    /* x R or sharded on a row's dim; besides, for R, the weight or the bias P */
+    static const norm_form rms[] = {{1, 0, 4}, {0, 0, 3}};
+    static const norm_form layer[] = {{1, 2, 6}, {1, 0, 4}, {0, 1, 4}, {0, 0, 3}};
+    op_check_spec spec = {
+        .name = "rmsnorm", .call = rmsnorm, .naive = rmsnorm_naive, .shape = {bsn, n, n}};
+    for (int i = 0; i < DT_COUNT(rms) + DT_COUNT(layer); i++) {
+        const norm_form *f = i < DT_COUNT(rms) ? &rms[i] : &layer[i - DT_COUNT(rms)];
+        if (i == DT_COUNT(rms)) {
+            spec.name = "layernorm";
+            spec.call = layernorm;
+            spec.naive = layernorm_naive;
+        }
+        spec.arg = f;
+        spec.nin = 1 + (f->w > 0) + (f->b > 0);
+        spec.accept = f->accept;
+        op_check(&spec);
+    }
 }
 END_TEST
 

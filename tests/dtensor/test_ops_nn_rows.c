@@ -26,6 +26,19 @@ static void layernorm(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const v
     out[0] = dt_layernorm(t, in[0], in[1], in[2], 1e-5);
 }
 
+/* Neither weight nor bias. */
+static void rmsnorm_plain(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    out[0] = dt_rmsnorm(t, in[0], NULL, 1e-5);
+}
+
+static void layernorm_plain(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    out[0] = dt_layernorm(t, in[0], NULL, NULL, 1e-5);
+}
+
 static void embedding(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
 {
     (void)arg;
@@ -40,7 +53,15 @@ START_TEST(test_softmax_and_norms)
     const op_check_spec rms = {.name = "rmsnorm", .call = rmsnorm, .nin = 2, .shape = {x, n}};
     const op_check_spec layer = {
         .name = "layernorm", .call = layernorm, .nin = 3, .shape = {x, n, n}};
+    const op_check_spec rms_plain = {
+        .name = "rmsnorm", .call = rmsnorm_plain, .nin = 1, .shape = {x}};
+    const op_check_spec layer_plain = {
+        .name = "layernorm", .call = layernorm_plain, .nin = 1, .shape = {x}};
     const op_check_row rows[] = {
+        {&rms_plain, {"S(0)@axisA"}, "S(0)@axisA", {"S(0)@axisA"}},
+        {&rms_plain, {"S(1)@axisA"}, "S(1)@axisA", {"S(1)@axisA"}},
+        {&layer_plain, {"S(0)@axisA"}, "S(0)@axisA", {"S(0)@axisA"}},
+        {&layer_plain, {"S(1)@axisA"}, "S(1)@axisA", {"S(1)@axisA"}},
         {&soft, {"S(0)@axisA"}, "S(0)@axisA", {"S(0)@axisA"}},
         {&soft, {"S(1)@axisA"}, "S(1)@axisA", {"S(1)@axisA"}},
         {&rms, {"S(0)@axisA", ""}, "S(0)@axisA", {"S(0)@axisA", "P@axisA"}},

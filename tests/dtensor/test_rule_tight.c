@@ -40,6 +40,7 @@ static const tight_op ops[] = {
     {&dt_op_softmax, "bsn->bsn", NULL, 0},     {&dt_op_silu, "bsn->bsn", NULL, 0},
     {&dt_op_gelu, "bsn->bsn", no_attr, 0},     {&dt_op_swiglu, "bsn,bsn->bsn", NULL, 0},
     {&dt_op_rmsnorm, "bsn,n->bsn", &rms, 0},   {&dt_op_layernorm, "bsn,n,n->bsn", &layer, 0},
+    {&dt_op_rmsnorm, "bsn->bsn", &rms, 0},     {&dt_op_layernorm, "bsn->bsn", &layer, 0},
     {&dt_op_rope, "bhsd->bhsd", &turns, 0},
 };
 

@@ -49,21 +49,28 @@ static const law_case mesh[] = {
      .recompute = DT_RECOMPUTE_FULL},
     {.golden = "gpt2_tiny", .ranks = 4, .tp = 2, .dp_shard = 2, .tp_overlap = true,
      .recompute = DT_RECOMPUTE_SELECTIVE},
+    {.golden = "llama_tiny", .ranks = 4, .tp = 4, .dropout = 0.2},
+    {.golden = "gpt2_tiny", .ranks = 4, .tp = 2, .dropout = 0.2, .micro_batch = 1},
 };
 /* clang-format on */
 
 /* The one-rank run, made once a case. */
-static const law_run *one_rank(const char *golden)
+static const law_run *one_rank(const char *golden, double dropout)
 {
-    static law_run run[4];
-    static const char *name[4];
+    static law_run run[8];
+    static law_case made[8];
     int i = 0;
-    while (name[i] && strcmp(name[i], golden) != 0)
+    while (made[i].golden && (strcmp(made[i].golden, golden) != 0 || made[i].dropout != dropout))
         i++;
-    if (!name[i]) {
-        const law_case c = {.golden = golden, .ranks = 1, .steps = STEPS, .eps = LAW_SMOOTH_EPS};
+    ck_assert_int_lt(i, DT_COUNT(made) - 1);
+    if (!made[i].golden) {
+        const law_case c = {.golden = golden,
+                            .ranks = 1,
+                            .steps = STEPS,
+                            .eps = LAW_SMOOTH_EPS,
+                            .dropout = dropout};
         ck_ok(law_train(&c, &run[i]));
-        name[i] = golden;
+        made[i] = c;
     }
     return &run[i];
 }
@@ -87,7 +94,7 @@ START_TEST(tp_ranks_are_one)
     const law_case c = which(_i);
     law_run many = {0};
     ck_ok(law_train(&c, &many));
-    law_check_same(&many, one_rank(c.golden), STEPS);
+    law_check_same(&many, one_rank(c.golden, c.dropout), STEPS);
     law_free(&many);
 }
 END_TEST
@@ -121,7 +128,7 @@ START_TEST(a_fault_is_noticed)
                                 .sp = fault[_i].sp,
                                 .fault = fault[_i].fault},
                     &wrong));
-    ck_assert_msg(law_compare(&wrong, one_rank(fault[_i].golden), false, where) >
+    ck_assert_msg(law_compare(&wrong, one_rank(fault[_i].golden, 0), false, where) >
                       100 * LAW_ELEMENT_LIMIT,
                   "%s went unnoticed", fault[_i].fault);
     law_free(&wrong);

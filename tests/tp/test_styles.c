@@ -40,6 +40,28 @@ static dt_status make_rmsnorm(dt_module **out)
     return dt_layer_rmsnorm(12, 1e-5, out);
 }
 
+static dt_status make_layernorm_plain(dt_module **out)
+{
+    return dt_layer_layernorm(0, 1e-5, out);
+}
+
+static dt_status make_rmsnorm_plain(dt_module **out)
+{
+    return dt_layer_rmsnorm(0, 1e-5, out);
+}
+
+static dt_values dropout_forward(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    (void)m;
+    return (dt_values){.n = 1, .value = {dt_dropout(t, in->value[0], 0.3)}};
+}
+
+static dt_status make_dropout(dt_module **out)
+{
+    static const dt_module_kind kind = {"dropout", 0, dropout_forward};
+    return dt_module_create(&kind, out);
+}
+
 static dt_status make_mlp(dt_module **out)
 {
     return dt_layer_gpt2_mlp(10, 7, 0.5, 0.5, 0, out); /* 7 hidden features: uneven */
@@ -106,6 +128,12 @@ static const style_case cases[] = {
      "S(1)@tp", SHAPE(3, 3, 7, 12), false, "S(1)@tp", {0}, {0}, {.ar = 1}},
     {"T6 from R", make_rmsnorm, {{"", DT_TP_SEQUENCE, NULL, NULL}},
      "", SHAPE(3, 3, 7, 12), false, "S(1)@tp", {0}, {.ag = 1}, {.ar = 1}},
+    {"T6 without affine", make_layernorm_plain, {{"", DT_TP_SEQUENCE, NULL, NULL}},
+     "S(1)@tp", SHAPE(3, 20, 32, 12), false, "S(1)@tp", {0}, {0}, {0}},
+    {"T6 rmsnorm without affine, uneven", make_rmsnorm_plain, {{"", DT_TP_SEQUENCE, NULL, NULL}},
+     "S(1)@tp", SHAPE(3, 3, 7, 12), false, "S(1)@tp", {0}, {0}, {0}},
+    {"T6 dropout", make_dropout, {{"", DT_TP_SEQUENCE, NULL, NULL}},
+     "S(1)@tp", SHAPE(3, 3, 7, 12), false, "S(1)@tp", {0}, {0}, {0}},
     {"T7", make_mlp,
      {{"", DT_TP_BORDER, .in = "R"}, {"c_fc", COL, NULL, NULL}, {"c_proj", ROW, NULL, NULL}},
      "", SHAPE(2, 8, 10), true, "", {.ar = 1}, {0}, {0}},
