@@ -32,6 +32,7 @@ typedef struct dt_heap_options {
     size_t limit_bytes;   /* live bytes allowed; 0: what the machine has; on meta no limit */
     int64_t fail_after;   /* > 0: that allocation, counted from 1, fails (tests); 0: never */
     size_t reserve_bytes; /* address space, more than is ever used; 0: as much as the machine has */
+    int device_ranks;     /* cuda: heaps of as many ranks share the device; 0: 1 */
 } dt_heap_options;
 
 /* Bytes asked for, exact, by tag and together. Peaks restart at dt_heap_reset_peaks. */
@@ -46,6 +47,9 @@ typedef struct dt_heap_stats {
  * where refused) that peers on the same node can map; meta: counts only, data is NULL.
  * Cost: nothing until blocks are used; blocks are 64-byte aligned. Free memory goes back to the
  * system once more than half of limit_bytes is cached.
+ * cuda: reserve_bytes (0: nine tenths of the device, divided by device_ranks) are taken at once and
+ * kept, so that no step asks the driver for memory; blocks are reused in the order of the compute
+ * stream of the thread that made the heap.
  * Errors: DT_ERR_DEVICE for a device that is not built in, DT_ERR_NOMEM. */
 DT_NODISCARD dt_status dt_heap_create(dt_device device, const dt_heap_options *options,
                                       dt_heap **heap_out);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "array/dt_kernels.h"
+#include "base/dt_random.h"
 
 enum {
     DT_STRIDED_DIMS = 16,   /* of a strided copy */
@@ -54,6 +55,11 @@ typedef struct dt_math_kernels {
                     void *out);
 
     void (*strided)(const dt_strided_args *a);
+    /* out[i] = first + i, i < n. */
+    void (*range)(int64_t n, int32_t first, int32_t *out);
+    /* out[i] = std * element first + i of dt_normal's sequence, i < n: in f64, rounded to f32, then
+     * to any dtype as dt_array_cast does. */
+    void (*normal)(dt_dtype dtype, dt_key key, uint64_t first, int64_t n, double std, void *out);
     /* Plain loops, in f64. */
     void (*product)(const dt_product_args *a);
 } dt_math_kernels;

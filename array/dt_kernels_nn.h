@@ -123,11 +123,11 @@ typedef struct dt_nn_kernels {
     void (*loss_max)(const dt_loss_args *a); /* -inf for rows of 0 columns */
     void (*loss_sum_hit)(
         const dt_loss_args *a); /* needs max; hit is 0 if the target is in no column here */
-    /* Sum over valid targets of log(sum) + max - hit, in f64 in row order. */
-    double (*loss_total)(const dt_loss_args *a);
-    /* dz = (exp(z - max) / sum - [column is the target]) * factor, 0 in ignored rows; dz may be z.
-     */
-    void (*loss_dz)(const dt_loss_args *a, double factor, void *dz);
+    /* *total += the sum over valid targets of log(sum) + max - hit, in f64 in row order. */
+    void (*loss_total)(const dt_loss_args *a, double *total);
+    /* dz = (exp(z - max) / sum - [column is the target]) * *dy / divisor, 0 in ignored rows; dz may
+     * be z. dy NULL: 1. */
+    void (*loss_dz)(const dt_loss_args *a, const void *dy, double divisor, void *dz);
 
     void (*attention)(const dt_attention_args *a); /* writes out and lse */
     void (*attention_backward)(

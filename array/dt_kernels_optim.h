@@ -23,9 +23,9 @@ typedef struct dt_adamw_args {
 
 typedef struct dt_optim_kernels {
     void (*adamw)(const dt_adamw_args *a);
-    /* Sum of |x|^power over n floats of any dtype, in f64, in an order that depends on n alone;
-     * for INFINITY the largest |x|, or NaN if there is one. */
-    double (*power_sum)(dt_dtype dtype, int64_t n, const void *x, double power);
+    /* *sum = the sum of |x|^power over n floats of any dtype, in f64, in an order that depends on n
+     * alone; for INFINITY the largest |x|, or NaN if there is one. */
+    void (*power_sum)(dt_dtype dtype, int64_t n, const void *x, double power, double *sum);
 } dt_optim_kernels;
 
 /* The table of a device; NULL on meta and on devices that are not built in. */

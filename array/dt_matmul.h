@@ -1,9 +1,9 @@
 /* array/dt_matmul.h - the one matrix product: C = alpha * op(A) * op(B) + beta * C, batched, on
- * host pointers.
+ * pointers of one device.
  *
  * Row-major. op(A) is m x k: A is stored m x k, or k x m if trans_a; op(B) is k x n, C m x n.
  * Backends are chosen by file: matmul_onednn.c with oneDNN 2.x or 3.x, or matmul_plain.c alone. f64
- * always runs in matmul_plain.c. */
+ * always runs in matmul_plain.c. On cuda: cuda/matmul.c, cuBLASLt. */
 #pragma once
 
 #include "base/dt_types.h"
@@ -12,7 +12,8 @@ typedef struct dt_matmul_args {
     dt_dtype dtype;   /* of A and B: f32, f64, bf16, f16 */
     dt_dtype dtype_c; /* of C: the same, or f32 for bf16 and f16 */
     bool trans_a, trans_b;
-    int64_t batch; /* products; 1 for a plain one */
+    dt_device_kind device; /* where a, b and c are; 0: cpu */
+    int64_t batch;         /* products; 1 for a plain one */
     int64_t m, n, k;
     const void *a, *b;
     void *c;

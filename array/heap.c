@@ -5,6 +5,7 @@
  * and carves new ones from spans. Larger blocks are runs of pages (array/heap_pages.c). A block's
  * place follows from its size alone, so blocks have no headers. Small blocks stay with their class
  * until the heap is destroyed. */
+#include "array/cuda_internal.h"
 #include "array/heap_internal.h"
 
 #include <assert.h>
@@ -134,7 +135,7 @@ static void *take_block(dt_heap *heap, size_t bytes)
     const size_t want = bytes + RED_ZONE;
     void *block = want <= SMALL_MAX ? take_small(heap, &heap->small[class_of(want)])
                                     : dti_pages_take(&heap->pages, pages_for(want));
-    if (block != NULL) {
+    if (block != NULL && heap->device.kind == DT_CPU) {
         UNPOISON(block, bytes);
         POISON((char *)block + bytes, (size_t)RED_ZONE);
     }
@@ -144,7 +145,8 @@ static void *take_block(dt_heap *heap, size_t bytes)
 static void give_block(dt_heap *heap, void *block, size_t bytes)
 {
     const size_t want = bytes + RED_ZONE;
-    POISON(block, bytes);
+    if (heap->device.kind == DT_CPU)
+        POISON(block, bytes);
     if (want <= SMALL_MAX) {
         size_class *c = &heap->small[class_of(want)];
         c->free[c->nfree++] = block;
@@ -272,10 +274,29 @@ static size_t machine_bytes(void)
     return pages > 0 && page_bytes > 0 ? (size_t)pages * (size_t)page_bytes : (size_t)1 << 32;
 }
 
+/* Address space for the blocks. */
+static dt_status find_memory(dt_heap *heap, const dt_heap_options *options)
+{
+    size_t bytes = options ? options->reserve_bytes : 0;
+    const int ranks = options && options->device_ranks > 0 ? options->device_ranks : 1;
+    if (heap->device.kind == DT_CPU)
+        return dti_pages_reserve(&heap->pages, bytes > 0 ? bytes : machine_bytes(), heap->nonce);
+    if (is_meta(heap))
+        return DT_OK;
+    void *base = NULL;
+    DT_TRY(dti_cuda_memory_create(heap->device.index, ranks, bytes, &base, &bytes));
+    const dt_status st = dti_pages_lend(&heap->pages, base, bytes);
+    if (st != DT_OK)
+        dti_cuda_memory_destroy(base);
+    else if (bytes < heap->limit_bytes)
+        heap->limit_bytes = bytes;
+    return st;
+}
+
 dt_status dt_heap_create(dt_device device, const dt_heap_options *options, dt_heap **heap_out)
 {
-    DT_REQUIRE(device.kind == DT_CPU || device.kind == DT_META, DT_ERR_DEVICE,
-               "device kind %d has no heap in this library: cpu and meta have", (int)device.kind);
+    DT_REQUIRE((unsigned)device.kind <= DT_META, DT_ERR_DEVICE,
+               "device kind %d is none of cpu, cuda and meta", (int)device.kind);
     dt_heap *heap = calloc(1, sizeof *heap);
     DT_REQUIRE(heap != NULL, DT_ERR_NOMEM, "no memory for a heap");
     heap->device = device;
@@ -289,14 +310,10 @@ dt_status dt_heap_create(dt_device device, const dt_heap_options *options, dt_he
         heap->small[c].block_bytes = class_bytes(c);
     if (getrandom(&heap->nonce, sizeof heap->nonce, 0) != (ssize_t)sizeof heap->nonce)
         heap->nonce = (uint64_t)(uintptr_t)heap ^ (uint64_t)getpid() << 32;
-    const size_t reserve =
-        options != NULL && options->reserve_bytes > 0 ? options->reserve_bytes : machine_bytes();
-    if (device.kind == DT_CPU) {
-        dt_status st = dti_pages_reserve(&heap->pages, reserve, heap->nonce);
-        if (st != DT_OK) {
-            free(heap);
-            return st;
-        }
+    const dt_status st = find_memory(heap, options);
+    if (st != DT_OK) {
+        free(heap);
+        return st;
     }
     *heap_out = heap;
     return DT_OK;
@@ -314,10 +331,13 @@ void dt_heap_destroy(dt_heap **heap_ref)
     }
     for (int c = 0; c < NCLASSES; c++)
         free(heap->small[c].free);
-    if (!is_meta(heap)) {
+    if (heap->device.kind == DT_CPU)
         UNPOISON(heap->pages.base, heap->pages.high * DTI_PAGE);
+    void *memory = heap->pages.base;
+    if (!is_meta(heap))
         dti_pages_release(&heap->pages);
-    }
+    if (heap->device.kind == DT_CUDA)
+        dti_cuda_memory_destroy(memory);
     free(heap);
     *heap_ref = NULL;
 }

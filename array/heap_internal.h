@@ -15,7 +15,8 @@ typedef struct dti_run {
 /* One reserved stretch of address space, handed out in runs of pages. */
 typedef struct dti_pages {
     char *base;
-    int fd; /* -1: anonymous memory */
+    int fd;    /* -1: anonymous memory */
+    bool lent; /* memory of a device, which is not ours to unmap or to trim */
     size_t npages;
     uint32_t *edge; /* by page: length of the free run that begins or ends there, else 0 */
     dti_run *run;   /* the free runs, ascending by (pages, first) */
@@ -27,6 +28,8 @@ typedef struct dti_pages {
 
 /* Reserve up to `bytes`, or half of it and so on where the system refuses. Errors: DT_ERR_NOMEM. */
 DT_NODISCARD dt_status dti_pages_reserve(dti_pages *p, size_t bytes, uint64_t nonce);
+/* The same over memory that there is; it must outlive them. Errors: DT_ERR_NOMEM. */
+DT_NODISCARD dt_status dti_pages_lend(dti_pages *p, void *base, size_t bytes);
 void dti_pages_release(dti_pages *p);
 /* n > 0 pages: the smallest free run that is long enough, its front. NULL: there is none. */
 void *dti_pages_take(dti_pages *p, size_t n);

@@ -78,6 +78,19 @@ static dti_run remove_run(dti_pages *p, int64_t i)
     return r;
 }
 
+/* One free run of all pages; gives p back on failure. */
+static dt_status make_table(dti_pages *p)
+{
+    p->edge = map_private((p->npages + 1) * sizeof *p->edge);
+    if (p->edge == MAP_FAILED ||
+        dt_grow((void **)&p->run, &p->capacity, 2, sizeof *p->run) != DT_OK) {
+        dti_pages_release(p);
+        return DT_ERROR(DT_ERR_NOMEM, "no memory for the page table of a heap");
+    }
+    insert_run(p, (dti_run){.pages = (uint32_t)p->npages});
+    return DT_OK;
+}
+
 dt_status dti_pages_reserve(dti_pages *p, size_t bytes, uint64_t nonce)
 {
     *p = (dti_pages){.fd = -1, .base = MAP_FAILED};
@@ -91,19 +104,19 @@ dt_status dti_pages_reserve(dti_pages *p, size_t bytes, uint64_t nonce)
     if (p->base == MAP_FAILED)
         return DT_ERROR(DT_ERR_NOMEM, "the system refuses %d MiB of address space for a heap",
                         MIN_RESERVE >> 20);
-    p->edge = map_private((p->npages + 1) * sizeof *p->edge);
-    if (p->edge == MAP_FAILED ||
-        dt_grow((void **)&p->run, &p->capacity, 2, sizeof *p->run) != DT_OK) {
-        dti_pages_release(p);
-        return DT_ERROR(DT_ERR_NOMEM, "no memory for the page table of a heap");
-    }
-    insert_run(p, (dti_run){.pages = (uint32_t)p->npages});
-    return DT_OK;
+    return make_table(p);
+}
+
+dt_status dti_pages_lend(dti_pages *p, void *base, size_t bytes)
+{
+    *p = (dti_pages){.fd = -1, .base = base, .npages = bytes / DTI_PAGE, .lent = true};
+    return make_table(p);
 }
 
 void dti_pages_release(dti_pages *p)
 {
-    munmap(p->base, p->npages * DTI_PAGE);
+    if (!p->lent)
+        munmap(p->base, p->npages * DTI_PAGE);
     if (p->edge != MAP_FAILED)
         munmap(p->edge, (p->npages + 1) * sizeof *p->edge);
     if (p->fd >= 0)
@@ -153,6 +166,8 @@ void dti_pages_give(dti_pages *p, void *block, size_t n)
 void dti_pages_trim(dti_pages *p)
 {
     const int advice = p->fd >= 0 ? MADV_REMOVE : MADV_DONTNEED;
+    if (p->lent)
+        return;
     for (int64_t i = 0; i < p->nruns; i++) {
         dti_run *r = &p->run[i];
         const size_t end =

@@ -1,6 +1,8 @@
 /* array/kernels_nn.c - the CPU's table of neural network kernels. */
 #include "array/kernels_nn_internal.h"
 
+#include "array/cuda_internal.h"
+
 static const dt_nn_kernels cpu = {
     .norm_stats = dti_norm_stats,
     .norm = dti_norm,
@@ -28,5 +30,5 @@ static const dt_nn_kernels cpu = {
 
 const dt_nn_kernels *dt_nn_kernels_of(dt_device_kind kind)
 {
-    return kind == DT_CPU ? &cpu : NULL;
+    return kind == DT_CPU ? &cpu : kind == DT_CUDA ? dti_cuda_nn_kernels() : NULL;
 }

@@ -4,6 +4,7 @@
  * memory. */
 #include "array/dt_kernels_optim.h"
 
+#include "array/cuda_internal.h"
 #include "array/dt_half.h"
 
 #include <math.h>
@@ -100,7 +101,7 @@ static void power_blocks(void *arg, int64_t first, int64_t end)
     }
 }
 
-static double power_sum(dt_dtype dtype, int64_t n, const void *x, double power)
+static void power_sum(dt_dtype dtype, int64_t n, const void *x, double power, double *sum_out)
 {
     power_job job = {
         .dtype = dtype, .n = n, .block = (n + BLOCKS - 1) / BLOCKS, .x = x, .power = power};
@@ -108,12 +109,12 @@ static double power_sum(dt_dtype dtype, int64_t n, const void *x, double power)
     double sum = 0;
     for (int b = 0; b < BLOCKS; b++)
         sum = with(power, sum, job.sum[b]);
-    return sum;
+    *sum_out = sum;
 }
 
 static const dt_optim_kernels cpu = {.adamw = adamw, .power_sum = power_sum};
 
 const dt_optim_kernels *dt_optim_kernels_of(dt_device_kind kind)
 {
-    return kind == DT_CPU ? &cpu : NULL;
+    return kind == DT_CPU ? &cpu : kind == DT_CUDA ? dti_cuda_optim_kernels() : NULL;
 }

@@ -60,13 +60,16 @@ void dti_loss_sum_hit(const dt_loss_args *a)
                       a->dtype == DT_F32 ? sum_hit_rows_f32 : sum_hit_rows_f64, &copy);
 }
 
-double dti_loss_total(const dt_loss_args *a)
+void dti_loss_total(const dt_loss_args *a, double *total)
 {
-    return a->dtype == DT_F32 ? total_f32(a) : total_f64(a);
+    *total += a->dtype == DT_F32 ? total_f32(a) : total_f64(a);
 }
 
-void dti_loss_dz(const dt_loss_args *a, double factor, void *dz)
+void dti_loss_dz(const dt_loss_args *a, const void *dy, double divisor, void *dz)
 {
-    loss_job job = {.a = a, .factor = factor, .dz = dz};
+    const double value = !dy                  ? 1
+                         : a->dtype == DT_F32 ? (double)*(const float *)dy
+                                              : *(const double *)dy;
+    loss_job job = {.a = a, .factor = value / divisor, .dz = dz};
     dt_parallel_range(a->rows, WORK * a->n, a->dtype == DT_F32 ? dz_rows_f32 : dz_rows_f64, &job);
 }

@@ -1,5 +1,6 @@
 /* array/matmul.c - dt_matmul_run: checks, trivial cases, and the 16-bit products that the backend
  * does not have. Read next: array/matmul_onednn.c or array/matmul_plain.c. */
+#include "array/cuda_internal.h"
 #include "array/dt_half.h"
 #include "array/dt_kernels.h"
 #include "array/matmul_internal.h"
@@ -219,6 +220,8 @@ dt_status dt_matmul_run(const dt_matmul_args *args)
     DT_TRY(check_args(&p));
     if (p.m == 0 || p.n == 0 || p.batch == 0)
         return DT_OK;
+    if (p.device == DT_CUDA)
+        return dti_cuda_matmul(&p);
     if (p.k == 0) {
         finish_job job = {.c = rows_c(&p), .beta = p.beta};
         dt_parallel_range(total_rows(&job.c), p.n, scale_rows, &job);

@@ -106,7 +106,7 @@ static void cross_entropy(const bench *b)
                             .hit = b->stats + b->rows};
     b->nn->loss_max(&a);
     b->nn->loss_sum_hit(&a);
-    b->nn->loss_dz(&a, 1, b->x[2]);
+    b->nn->loss_dz(&a, NULL, 1, b->x[2]);
 }
 
 static void adamw(const bench *b)
@@ -130,7 +130,8 @@ static void adamw(const bench *b)
 
 static void square_sum(const bench *b)
 {
-    (void)dt_optim_kernels_of(DT_CPU)->power_sum(b->dtype, b->n, b->x[0], 2);
+    double sum;
+    dt_optim_kernels_of(DT_CPU)->power_sum(b->dtype, b->n, b->x[0], 2, &sum);
 }
 
 /* arrays: how many of n elements must move, read or written; of f32 alone where `wide`. */

@@ -88,9 +88,10 @@ bool dti_holds_value(const dt_layout *layout, uint8_t axes)
     return true;
 }
 
-bool dti_widens(const dt_op *op, dt_dtype dtype)
+bool dti_widens(const dt_op *op, const dt_mesh *mesh, dt_dtype dtype)
 {
-    return (dtype == DT_BF16 || dtype == DT_F16) && !op->handles_half;
+    const bool half = dtype == DT_BF16 || dtype == DT_F16;
+    return half && !op->handles_half && dt_mesh_device(mesh).kind != DT_CUDA;
 }
 
 bool dti_is_called(const dt_op *op, const dt_mesh *mesh)
@@ -103,7 +104,7 @@ bool dti_is_called(const dt_op *op, const dt_mesh *mesh)
  * f32 instead of 16 bits. *out is a new reference. */
 static dt_status operand(dti_call *k, const dt_array *a, bool zero, dt_array *out)
 {
-    const bool widen = dti_widens(k->c.op, a->dtype);
+    const bool widen = dti_widens(k->c.op, k->mesh, a->dtype);
     if (!zero && !widen) {
         *out = dt_array_share(a);
         return DT_OK;
@@ -119,7 +120,7 @@ static dt_status operand(dti_call *k, const dt_array *a, bool zero, dt_array *ou
 
 static dt_status new_output(dti_call *k, dt_dtype dtype, const dt_layout *layout, dt_array *out)
 {
-    const bool widen = dti_widens(k->c.op, dtype);
+    const bool widen = dti_widens(k->c.op, k->mesh, dtype);
     DT_TRY(dt_array_create(dt_mesh_heap(k->mesh), widen ? DT_F32 : dtype,
                            dt_mesh_local(layout, NULL),
                            widen ? DT_TAG_WORKSPACE : DT_TAG_ACTIVATION, out));

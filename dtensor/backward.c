@@ -32,7 +32,7 @@ typedef struct back_call {
 /* On the device of this moment: in a rehearsal a parameter's empty storage stays on its own. */
 static dt_status widened(const back_call *k, const dt_op *op, const dt_array *a, dt_array *out)
 {
-    if (!a->storage || !dti_widens(op, a->dtype)) {
+    if (!a->storage || !dti_widens(op, k->call.mesh, a->dtype)) {
         *out = a->storage ? dt_array_share(a) : (dt_array){0};
         return DT_OK;
     }
@@ -90,7 +90,7 @@ static dt_status load(back_call *k, dti_node *n, const dt_layout *dy)
         DT_TRY(dt_mesh_layout(k->call.mesh, &arises, &k->din_layout[i]));
         const dt_dtype dtype = n->in[i]->local.dtype;
         DT_TRY(dt_array_create(dt_mesh_heap(k->call.mesh),
-                               dti_widens(n->op, dtype) ? DT_F32 : dtype,
+                               dti_widens(n->op, k->call.mesh, dtype) ? DT_F32 : dtype,
                                dt_mesh_local(k->din_layout[i], NULL), DT_TAG_GRADIENT, &c->din[i]));
     }
     for (int j = 0; j < n->nout; j++) {

@@ -13,9 +13,9 @@
  *     }
  *
  * Everything else is here once: legality, output layouts and shapes, allocation, R -> P of terms,
- * half precision (local arrays reach the functions as f32, unless .handles_half), recording,
- * gradients' layouts, errors with their cheapest fix, DT_EXPLAIN. On meta the functions are not
- * called, unless .communicates. Rules: dtensor/dt_rule.h. */
+ * half precision (local arrays reach the functions as f32, unless .handles_half; on cuda as they
+ * are), recording, gradients' layouts, errors with their cheapest fix, DT_EXPLAIN. On meta the
+ * functions are not called, unless .communicates. Rules: dtensor/dt_rule.h. */
 #pragma once
 
 #include "dtensor/dt_rule.h"

@@ -10,7 +10,9 @@
 dt_status dt_op_multiply(dt_op_call *c, const dt_matmul_args *args)
 {
     c->flops += 2.0 * (double)args->batch * (double)args->m * (double)args->n * (double)args->k;
-    return dt_matmul_run(args);
+    dt_matmul_args there = *args;
+    there.device = dt_heap_device(dt_op_heap(c)).kind;
+    return dt_matmul_run(&there);
 }
 
 /* Ranks that do exactly what this one does: those of axes on which everything is R. */

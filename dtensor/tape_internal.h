@@ -78,7 +78,7 @@ struct dt_tape {
     dt_mesh *mesh;
     dti_node **node;
     int64_t nnodes, node_capacity;
-    int64_t walk_at; /* node that the walk of backward is at */
+    int64_t walk_at;    /* node that the walk of backward is at */
     dt_tensor **tensor; /* every tensor it owns, in order of creation */
     int64_t ntensors, tensor_capacity;
     int64_t *scope; /* start of each open scope in `tensor` */
@@ -154,7 +154,7 @@ typedef struct dti_call {
 dt_status dti_result_dtype(const dt_op *op, const void *attr, int nin, dt_tensor *const *in,
                            dt_dtype *out);
 /* Does this op see f32 in place of `dtype`? */
-bool dti_widens(const dt_op *op, dt_dtype dtype);
+bool dti_widens(const dt_op *op, const dt_mesh *mesh, dt_dtype dtype);
 /* Are its functions called there? On meta only for what they send; in a rehearsal not even so. */
 bool dti_is_called(const dt_op *op, const dt_mesh *mesh);
 /* Set the parts of a call that are read before they are written; the rest of the large struct

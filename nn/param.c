@@ -1,5 +1,5 @@
 /* nn/param.c - parameters' memory: placing, materialising, bringing gradients home. */
-#include "base/dt_random.h"
+#include "array/dt_kernels_math.h"
 #include "nn/nn_internal.h"
 
 #include <fnmatch.h>
@@ -34,21 +34,9 @@ dt_status dt_module_place(dt_module *m, dt_mesh *mesh, const char *pattern, cons
 static void fill_run(const dt_param *p, dt_key key, int64_t first, int64_t count,
                      const dt_array *local, int64_t at)
 {
-    enum { CHUNK = 2048 };
-    float value[CHUNK];
-    while (count > 0) {
-        const int64_t n = count < CHUNK ? count : CHUNK;
-        dt_normal_fill(key, (uint64_t)first, n, value);
-        for (int64_t i = 0; i < n; i++)
-            value[i] = (float)(p->init.std * (double)value[i]);
-        dt_storage host = {.data = value, .bytes = sizeof value, .refs = 1};
-        const dt_array src = {&host, 0, DT_SHAPE(n), DT_F32};
-        dt_array dst = {local->storage, local->offset + at, DT_SHAPE(n), local->dtype};
-        dt_array_cast(&dst, &src);
-        first += n;
-        at += n;
-        count -= n;
-    }
+    char *out = (char *)dt_array_data(local) + at * (int64_t)dt_dtype_size(local->dtype);
+    dt_math_kernels_of(dt_heap_device(local->storage->heap).kind)
+        ->normal(local->dtype, key, (uint64_t)first, count, p->init.std, out);
 }
 
 /* Runs of the local array whose elements are neighbours in the whole tensor: the last dims that

@@ -17,18 +17,50 @@ static bool counts_here(const dt_layout *layout)
     return true;
 }
 
-static dt_status power_sum(const dt_local *x, double order, double *sum_out)
+/* Has this rank a part of x's sum? */
+static bool adds(const dt_local *x)
+{
+    return x->layout && !dt_array_is_meta(&x->array) && dt_array_count(&x->array) > 0 &&
+           counts_here(x->layout);
+}
+
+static dt_status power_sum(const dt_local *x, double order, double *sum)
 {
     const int64_t n = dt_array_count(&x->array);
-    if (dt_array_is_meta(&x->array) || n == 0 || !counts_here(x->layout))
-        return DT_OK;
     const dt_device_kind device = dt_mesh_device(dt_layout_mesh(x->layout)).kind;
     const dt_optim_kernels *kernels = dt_optim_kernels_of(device);
     DT_REQUIRE(kernels, DT_ERR_UNSUPPORTED, "no norm on device %d", (int)device);
     DT_TRY(dt_storage_open(x->array.storage));
-    *sum_out = kernels->power_sum(x->array.dtype, n, dt_array_data(&x->array), order);
+    kernels->power_sum(x->array.dtype, n, dt_array_data(&x->array), order, sum);
     dt_storage_close(x->array.storage);
     return DT_OK;
+}
+
+/* This rank's sums, 0 where it has none. What a device makes stays there until all are made, so
+ * that the host waits once. */
+static dt_status power_sums(double order, int n, const dt_local *locals, double *sum)
+{
+    dt_array made = {0};
+    dt_status st = DT_OK;
+    for (int i = 0; i < n; i++) {
+        if (!adds(&locals[i]))
+            continue;
+        dt_heap *heap = locals[i].array.storage->heap;
+        double *to = &sum[i];
+        if (dt_heap_device(heap).kind != DT_CPU) {
+            if (!made.storage) {
+                DT_TRY(dt_array_create(heap, DT_F64, DT_SHAPE(n), DT_TAG_WORKSPACE, &made));
+                dt_array_zero(&made);
+            }
+            to = (double *)dt_array_data(&made) + i;
+        }
+        DT_TRY_TO(done, st, power_sum(&locals[i], order, to));
+    }
+    if (made.storage)
+        DT_TRY_TO(done, st, dt_array_read(&made, sum, n));
+done:
+    dt_array_release(&made);
+    return st;
 }
 
 /* A sum over one rank is that rank's value. */
@@ -72,10 +104,7 @@ dt_status dt_global_norm_of_order_sync(double order, int n, const dt_local *loca
     double *sum = calloc((size_t)n + 1, sizeof *sum);
     DT_REQUIRE(sum, DT_ERR_NOMEM, "norms of %d tensors", n);
     dt_status st = DT_OK;
-    for (int i = 0; i < n; i++) {
-        if (locals[i].layout)
-            DT_TRY_TO(done, st, power_sum(&locals[i], order, &sum[i]));
-    }
+    DT_TRY_TO(done, st, power_sums(order, n, locals, sum));
     if (n > 0)
         DT_TRY_TO(
             done, st,

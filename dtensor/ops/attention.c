@@ -177,7 +177,7 @@ static dt_status forward(dt_op_call *c)
 {
     const dt_shape s = c->in[Q].shape;
     dt_attention_args a;
-    DT_TRY(dt_op_extra(c, 0, c->in[Q].dtype, DT_SHAPE(s.dim[0], s.dim[1], s.dim[2])));
+    DT_TRY(dt_op_extra(c, 0, dti_wide(c->in[Q].dtype), DT_SHAPE(s.dim[0], s.dim[1], s.dim[2])));
     DT_TRY(arguments(c, &a));
     dti_nn(c)->attention(&a);
     c->flops = 2 * pairs(&a) * (double)(a.dim + a.vdim); /* q k^T, p v */

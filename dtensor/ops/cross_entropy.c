@@ -14,6 +14,7 @@
  * Source: Shoeybi et al. 2019, "Megatron-LM" (vocab-parallel cross-entropy). */
 #include "dtensor/ops/nn_internal.h"
 
+#include <math.h>
 #include <stdio.h>
 
 typedef struct attributes {
@@ -46,7 +47,7 @@ static dt_status infer(dt_rule *r)
 dt_dtype dti_loss_dtype(const void *attr, dt_dtype in)
 {
     (void)attr;
-    return in == DT_F64 ? DT_F64 : DT_F32;
+    return dti_wide(in);
 }
 
 /* The axes that split a dim. */
@@ -89,7 +90,7 @@ dt_status dti_loss_rows(dt_op_call *c, const dt_layout *layout, int dim, dt_loss
     return DT_OK;
 }
 
-dt_status dti_loss_gradient(const dt_op_call *c, const dt_layout *layout, int dim, double *dy_out)
+dt_status dti_loss_gradient(const dt_op_call *c, const dt_layout *layout, int dim)
 {
     const uint8_t bad = c->dout_layout[0]->partial & axes_of(layout, dim);
     for (int axis = 0; bad >> axis; axis++)
@@ -98,13 +99,13 @@ dt_status dti_loss_gradient(const dt_op_call *c, const dt_layout *layout, int di
                    "not P; redistribute "
                    "the loss to its own layout before what follows",
                    c->op->name, layout->grid->name[axis]);
-    float dy32 = 0;
-    *dy_out = 0;
-    if (c->dout[0].dtype == DT_F64)
-        return dt_array_read(&c->dout[0], dy_out, 1);
-    DT_TRY(dt_array_read(&c->dout[0], &dy32, 1));
-    *dy_out = (double)dy32;
     return DT_OK;
+}
+
+void dti_loss_mean(dt_op_call *c, dt_array *total, int64_t valid)
+{
+    dt_array_scale(total, valid ? 1 / (double)valid : 0);
+    dt_array_cast(&c->out[0], total);
 }
 
 static dt_loss_args arguments(dt_op_call *c)
@@ -126,15 +127,19 @@ static dt_status forward(dt_op_call *c)
     const attributes *attr = c->attr;
     const dt_layout *z = c->in_layout[0];
     const int last = z->shape.ndim - 1;
-    dt_array *hit;
+    dt_array *hit, *total;
     dt_loss_args a = arguments(c);
     DT_TRY(dti_ids_check(c, 1, z->shape.dim[last], attr->ignore, "the target"));
-    DT_TRY(dt_op_extra(c, 0, a.dtype, DT_SHAPE(a.rows)));
-    DT_TRY(dt_op_extra(c, 1, a.dtype, DT_SHAPE(a.rows)));
-    DT_TRY(dt_op_scratch(c, a.dtype, DT_SHAPE(a.rows), &hit));
+    const dt_dtype dtype = dti_wide(a.dtype);
+    DT_TRY(dt_op_extra(c, 0, dtype, DT_SHAPE(a.rows)));
+    DT_TRY(dt_op_extra(c, 1, dtype, DT_SHAPE(a.rows)));
+    DT_TRY(dt_op_scratch(c, dtype, DT_SHAPE(a.rows), &hit));
+    DT_TRY(dt_op_scratch(c, DT_F64, DT_SCALAR, &total));
     DT_TRY(dti_loss_rows(c, z, last, &a, &(dti_loss_arrays){&c->extra[0], &c->extra[1], hit}));
-    const double total = dti_nn(c) ? dti_nn(c)->loss_total(&a) : 0;
-    dt_array_fill(&c->out[0], attr->valid ? total / (double)attr->valid : 0);
+    dt_array_zero(total);
+    if (dti_nn(c))
+        dti_nn(c)->loss_total(&a, dt_array_data(total));
+    dti_loss_mean(c, total, attr->valid);
     return DT_OK;
 }
 
@@ -142,13 +147,12 @@ static dt_status backward(dt_op_call *c)
 {
     const attributes *attr = c->attr;
     dt_loss_args a = arguments(c);
-    double dy;
-    DT_TRY(dti_loss_gradient(c, c->in_layout[0], c->in[0].shape.ndim - 1, &dy));
+    DT_TRY(dti_loss_gradient(c, c->in_layout[0], c->in[0].shape.ndim - 1));
     a.max = dt_array_data(&c->extra[0]);
     a.sum = dt_array_data(&c->extra[1]);
-    const double factor = attr->valid ? dy / (double)attr->valid : 0;
+    const double divisor = attr->valid ? (double)attr->valid : INFINITY;
     if (dti_nn(c))
-        dti_nn(c)->loss_dz(&a, factor, dt_array_data(&c->din[0]));
+        dti_nn(c)->loss_dz(&a, dt_array_data(&c->dout[0]), divisor, dt_array_data(&c->din[0]));
     return DT_OK;
 }
 

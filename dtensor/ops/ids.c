@@ -52,6 +52,16 @@ dt_status dti_follows(const dt_rule *r, const dti_follow *f)
     return DT_OK;
 }
 
+static dt_status read_one(const dt_array *a, int64_t at, int32_t *value_out)
+{
+    dt_array flat = dt_array_reshape(a, DT_SHAPE(dt_array_count(a)));
+    dt_array element = dt_array_rows(&flat, at, at + 1);
+    const dt_status st = dt_array_read(&element, value_out, 1);
+    dt_array_release(&element);
+    dt_array_release(&flat);
+    return st;
+}
+
 dt_status dti_ids_check(dt_op_call *c, int i, int64_t limit, int64_t ignore, const char *what)
 {
     const dt_array *ids = &c->in[i];
@@ -61,7 +71,8 @@ dt_status dti_ids_check(dt_op_call *c, int i, int64_t limit, int64_t ignore, con
                      : dti_nn(c)->find_bad_id(dt_array_count(ids), value, limit, ignore);
     if (at < 0)
         return DT_OK;
-    const int32_t bad = value[at];
+    int32_t bad = 0;
+    DT_TRY(read_one(ids, at, &bad));
     dt_shape position = ids->shape;
     for (int d = ids->shape.ndim - 1; d >= 0; d--) {
         int64_t lo, hi;
@@ -99,9 +110,7 @@ dt_status dti_positions(dt_op_call *c, int i, int lead, const dt_array *x, const
     int64_t lo, hi;
     dt_op_range(c, lead, 2, &lo, &hi);
     DT_TRY(dt_op_scratch(c, DT_I32, DT_SHAPE(x->shape.dim[2]), &index));
-    int32_t *data = dt_array_data(index);
-    for (int64_t s = 0; s < x->shape.dim[2]; s++)
-        data[s] = (int32_t)(lo + s);
-    *out = data;
+    dti_math(c)->range(hi - lo, (int32_t)lo, dt_array_data(index));
+    *out = dt_array_data(index);
     return DT_OK;
 }

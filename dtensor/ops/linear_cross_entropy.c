@@ -17,6 +17,8 @@
 #include "array/dt_matmul.h"
 #include "dtensor/ops/nn_internal.h"
 
+#include <math.h>
+
 enum { X, W, TARGETS, NIN };
 
 typedef struct attributes {
@@ -50,9 +52,9 @@ typedef struct pass {
     dt_loss_args a;               /* of the chunk at hand */
     dt_dtype dtype;               /* of x and w */
     int64_t k, chunk, first;      /* first: row of the chunk at hand */
-    double factor;                /* of dz; backward does the rest */
+    double divisor;               /* of dz; backward does the rest */
     dt_array *logits, *dz, *work; /* [chunk, n]; the same in dtype, or logits itself; [3 chunk] */
-    double total;
+    dt_array *total;              /* f64 */
 } pass;
 
 static double mean_factor(const dt_op_call *c)
@@ -104,7 +106,8 @@ static dt_status chunk_loss(pass *p)
     for (int i = 0; i < 3; i++)
         dt_array_release(&rows[i]);
     DT_TRY(st);
-    p->total += dti_nn(p->c) ? dti_nn(p->c)->loss_total(&p->a) : 0;
+    if (dti_nn(p->c))
+        dti_nn(p->c)->loss_total(&p->a, dt_array_data(p->total));
     return DT_OK;
 }
 
@@ -124,7 +127,7 @@ static dt_status one_chunk(pass *p, int64_t first)
     if (!(c->need & (1u << X | 1u << W)))
         return DT_OK;
     if (dti_nn(c))
-        dti_nn(c)->loss_dz(&p->a, p->factor, dt_array_data(p->logits));
+        dti_nn(c)->loss_dz(&p->a, NULL, p->divisor, dt_array_data(p->logits));
     if (p->dz != p->logits)
         dt_array_cast(p->dz, p->logits);
     const void *z = dt_array_data(p->dz);
@@ -145,7 +148,9 @@ static dt_status forward(dt_op_call *c)
               .k = w->shape.dim[1],
               .chunk = attr->chunk < tokens ? attr->chunk : tokens,
               .dtype = x->dtype,
-              .factor = x->dtype == DT_F16 ? 1 : mean_factor(c),
+              .divisor = x->dtype == DT_F16 ? 1
+                         : attr->valid      ? (double)attr->valid
+                                            : INFINITY,
               .a = {.dtype = is_half(x) ? DT_F32 : x->dtype,
                     .n = w->shape.dim[0],
                     .ignore = attr->ignore}};
@@ -153,6 +158,8 @@ static dt_status forward(dt_op_call *c)
     dt_op_range(c, W, 0, &p.a.lo, &hi);
     DT_TRY(dt_op_scratch(c, p.a.dtype, DT_SHAPE(p.chunk, p.a.n), &p.logits));
     DT_TRY(dt_op_scratch(c, p.a.dtype, DT_SHAPE(3 * p.chunk), &p.work));
+    DT_TRY(dt_op_scratch(c, DT_F64, DT_SCALAR, &p.total));
+    dt_array_zero(p.total);
     p.a.z = dt_array_data(p.logits);
     p.dz = p.logits;
     if (is_half(x) && (c->need & (1u << X | 1u << W)))
@@ -166,20 +173,31 @@ static dt_status forward(dt_op_call *c)
     }
     for (int64_t first = 0; first < tokens; first += p.chunk)
         DT_TRY(one_chunk(&p, first));
-    dt_array_fill(&c->out[0], p.total * mean_factor(c));
+    dti_loss_mean(c, p.total, attr->valid);
     return DT_OK;
+}
+
+/* Looking is free on the cpu alone. */
+static bool is_known_one(const dt_array *a)
+{
+    float value = 0;
+    return a->dtype == DT_F32 && dt_heap_device(a->storage->heap).kind == DT_CPU &&
+           dt_array_read(a, &value, 1) == DT_OK && value == 1;
 }
 
 static dt_status backward(dt_op_call *c)
 {
-    double dy;
-    DT_TRY(dti_loss_gradient(c, c->in_layout[W], 0, &dy));
+    const dt_array *dy = &c->dout[0];
+    DT_TRY(dti_loss_gradient(c, c->in_layout[W], 0));
     for (int i = X; i <= W; i++) {
         if (!(c->need >> i & 1))
             continue;
-        const double factor = c->din[i].dtype == DT_F16 ? dy * mean_factor(c) : dy;
-        if (factor != 1)
-            dt_array_scale(&c->extra[i], factor); /* nobody reads it again */
+        dt_array *x = &c->extra[i]; /* nobody reads it again */
+        if (dti_math(c) && !is_known_one(dy))
+            dti_math(c)->mul(x->dtype, dt_array_count(x), 1, dt_array_data(x), dt_array_data(dy),
+                             dt_array_data(x));
+        if (c->din[i].dtype == DT_F16)
+            dt_array_scale(x, mean_factor(c));
         if (is_half(&c->din[i])) {
             dt_array_cast(&c->din[i], &c->extra[i]);
             continue;

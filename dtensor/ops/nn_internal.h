@@ -11,6 +11,12 @@ static inline const dt_nn_kernels *dti_nn(const dt_op_call *c)
     return dt_nn_kernels_of(dt_heap_device(dt_op_heap(c)).kind);
 }
 
+/* Of what accompanies an array of 16 bits: f32; else the array's own type. */
+static inline dt_dtype dti_wide(dt_dtype dtype)
+{
+    return dtype == DT_F64 ? DT_F64 : DT_F32;
+}
+
 /* Elements of an array without its last dim: its rows. */
 static inline int64_t dti_rows(const dt_array *a)
 {
@@ -61,8 +67,9 @@ typedef struct dti_loss_arrays {
 DT_NODISCARD dt_status dti_loss_rows(dt_op_call *c, const dt_layout *layout, int dim,
                                      dt_loss_args *a, const dti_loss_arrays *arrays);
 /* The gradient of a loss whose vocabulary is split by the axes of dim `dim` of `layout` is not P
- * there; its value. */
-DT_NODISCARD dt_status dti_loss_gradient(const dt_op_call *c, const dt_layout *layout, int dim,
-                                         double *dy_out);
+ * there. */
+DT_NODISCARD dt_status dti_loss_gradient(const dt_op_call *c, const dt_layout *layout, int dim);
+/* The loss: the total, f64, over the number of valid targets; 0 where there are none. */
+void dti_loss_mean(dt_op_call *c, dt_array *total, int64_t valid);
 /* A loss is f32, or f64 from f64. */
 dt_dtype dti_loss_dtype(const void *attr, dt_dtype in);

@@ -2,8 +2,7 @@
  *
  *   forward    y[i] = i, i32, over the global size of the dim
  *   rule       S on the axes that shard the dim, R on the others; nothing of x is read */
-#include "dtensor/dt_op.h"
-#include "dtensor/ops/dt_ops.h"
+#include "dtensor/ops/ops_internal.h"
 
 typedef struct attr {
     int dim;
@@ -37,9 +36,7 @@ static dt_status forward(dt_op_call *c)
 {
     int64_t lo, hi;
     dt_op_range(c, 0, ((const attr *)c->attr)->dim, &lo, &hi);
-    int32_t *y = dt_array_data(&c->out[0]);
-    for (int64_t i = lo; i < hi; i++)
-        y[i - lo] = (int32_t)i;
+    dti_math(c)->range(hi - lo, (int32_t)lo, dt_array_data(&c->out[0]));
     return DT_OK;
 }
 

@@ -34,7 +34,8 @@ static dt_status rotate(dt_op_call *c, bool inverse, const dt_array *x, dt_array
                       .rope = *(const dt_rope_options *)c->attr};
     dt_array *table;
     DT_TRY(dti_positions(c, 1, 0, x, &a.positions));
-    DT_TRY(dt_op_scratch(c, x->dtype, DT_SHAPE(a.batched ? a.batch : 1, a.seq, a.dim), &table));
+    DT_TRY(dt_op_scratch(c, dti_wide(x->dtype), DT_SHAPE(a.batched ? a.batch : 1, a.seq, a.dim),
+                         &table));
     a.table = dt_array_data(table);
     dti_nn(c)->rope_table(&a);
     dti_nn(c)->rope(&a, inverse, dt_array_data(x), dt_array_data(y));
@@ -63,8 +64,7 @@ const dt_op dt_op_rope = {.name = "rope",
                           .no_grad_in = 1u << 1,
                           .saves = {DT_SAVE_IN(1)}};
 
-dt_tensor *(dt_rope)(dt_tape *t, dt_tensor *x, dt_tensor *positions,
-                     const dt_rope_options *options)
+dt_tensor *(dt_rope)(dt_tape *t, dt_tensor *x, dt_tensor *positions, const dt_rope_options *options)
 {
     return dt_op_apply(t, &dt_op_rope, options, 2, (dt_tensor *[]){x, positions});
 }

@@ -217,9 +217,13 @@ START_TEST(test_lengths)
     const dt_optim_kernels *kernels = dt_optim_kernels_of(DT_CPU);
     double sum = 0, sizes = 0;
     for (int n = 0; n < MOST_LENGTH; n++) {
-        ck_assert_double_eq(kernels->power_sum(DT_F32, n, x, 2), sum); /* integers: exact */
-        ck_assert_double_eq(kernels->power_sum(DT_F32, n, x, 1), sizes);
-        ck_assert_double_eq(kernels->power_sum(DT_F32, n, x, INFINITY), n ? 5 : 0);
+        double got[3];
+        kernels->power_sum(DT_F32, n, x, 2, &got[0]);
+        kernels->power_sum(DT_F32, n, x, 1, &got[1]);
+        kernels->power_sum(DT_F32, n, x, INFINITY, &got[2]);
+        ck_assert_double_eq(got[0], sum); /* integers: exact */
+        ck_assert_double_eq(got[1], sizes);
+        ck_assert_double_eq(got[2], n ? 5 : 0);
         x[n] = (float)(n % 11 - 5);
         sum += (double)x[n] * (double)x[n];
         sizes += fabs((double)x[n]);

@@ -1,0 +1,146 @@
+/* array/cuda/gpu.c - a rank's context: its compute stream, workspace, first error, and the memory
+ * of its heap. Read first: array/cuda/gpu_internal.h. */
+#include "array/cuda/gpu_internal.h"
+
+#include "array/cuda/kernels_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { SCRATCH_MIN = 1 << 20, ERROR_BYTES = 256 };
+
+typedef struct context {
+    int device, heaps;
+    cudaStream_t compute;
+    void *scratch;
+    size_t scratch_bytes;
+    dti_gpu_counts counts;
+    cudaError_t error;
+    char what[ERROR_BYTES];
+} context;
+
+static _Thread_local context *mine;
+
+cudaStream_t dti_gpu_stream(void)
+{
+    return mine->compute;
+}
+
+bool dti_gpu_ok(cudaError_t error, const char *what, const char *file, int line)
+{
+    if (error == cudaSuccess)
+        return true;
+    if (mine && mine->error == cudaSuccess) {
+        mine->error = error;
+        (void)snprintf(mine->what, sizeof mine->what, "%s:%d: %.120s: %s", file, line, what,
+                       cudaGetErrorString(error));
+    }
+    return false;
+}
+
+dt_status dti_gpu_status(void)
+{
+    if (!mine || mine->error == cudaSuccess)
+        return DT_OK;
+    return DT_ERROR(DT_ERR_DEVICE, "cuda device %d failed at %s", mine->device, mine->what);
+}
+
+void dti_gpu_count_launch(void)
+{
+    mine->counts.launches++;
+}
+
+dti_gpu_counts dti_gpu_get_counts(void)
+{
+    return mine ? mine->counts : (dti_gpu_counts){0};
+}
+
+void dti_gpu_sync(void)
+{
+    mine->counts.waits++;
+    (void)DTI_GPU(cudaStreamSynchronize(mine->compute));
+}
+
+void *dti_gpu_scratch(size_t bytes)
+{
+    if (bytes <= mine->scratch_bytes)
+        return mine->scratch;
+    size_t want = mine->scratch_bytes > 0 ? 2 * mine->scratch_bytes : SCRATCH_MIN;
+    want = bytes > want ? bytes : want;
+    /* What is on the stream may still use the old bytes. */
+    dti_gpu_sync();
+    (void)DTI_GPU(cudaFree(mine->scratch));
+    mine->scratch = NULL;
+    mine->scratch_bytes = 0;
+    if (DTI_GPU(cudaMalloc(&mine->scratch, want)))
+        mine->scratch_bytes = want;
+    return mine->scratch;
+}
+
+static void close_context(void)
+{
+    (void)cudaStreamSynchronize(mine->compute);
+    (void)cudaFree(mine->scratch);
+    (void)cudaStreamDestroy(mine->compute);
+    free(mine);
+    mine = NULL;
+}
+
+static dt_status open_context(int device)
+{
+    if (mine) {
+        DT_REQUIRE(mine->device == device, DT_ERR_DEVICE,
+                   "a rank has one device: %d, so it cannot use device %d", mine->device, device);
+        return DT_OK;
+    }
+    int devices = 0;
+    cudaError_t error = cudaGetDeviceCount(&devices);
+    DT_REQUIRE(error == cudaSuccess, DT_ERR_DEVICE, "no cuda device: %s",
+               cudaGetErrorString(error));
+    DT_REQUIRE(device >= 0 && device < devices, DT_ERR_DEVICE,
+               "cuda device %d: this machine has %d", device, devices);
+    context *c = calloc(1, sizeof *c);
+    DT_REQUIRE(c, DT_ERR_NOMEM, "no memory for a cuda context");
+    c->device = device;
+    error = cudaSetDevice(device);
+    if (error == cudaSuccess)
+        error = cudaStreamCreateWithFlags(&c->compute, cudaStreamNonBlocking);
+    if (error != cudaSuccess) {
+        free(c);
+        return DT_ERROR(DT_ERR_DEVICE, "cuda device %d: %s", device, cudaGetErrorString(error));
+    }
+    mine = c;
+    return DT_OK;
+}
+
+dt_status dti_cuda_memory_create(int device, int ranks, size_t bytes, void **base_out,
+                                 size_t *bytes_out)
+{
+    DT_TRY(open_context(device));
+    size_t unused = 0, all = 0;
+    cudaError_t error = cudaMemGetInfo(&unused, &all);
+    if (error == cudaSuccess && bytes == 0)
+        bytes = (all - all / 10) / (size_t)ranks;
+    bytes &= ~(size_t)4095;
+    void *base = NULL;
+    if (error == cudaSuccess)
+        error = cudaMalloc(&base, bytes);
+    if (error != cudaSuccess) {
+        if (mine->heaps == 0)
+            close_context();
+        return DT_ERROR(DT_ERR_NOMEM, "%zu bytes of cuda device %d, %zu of %zu free: %s", bytes,
+                        device, unused, all, cudaGetErrorString(error));
+    }
+    mine->heaps++;
+    *base_out = base;
+    *bytes_out = bytes;
+    return DT_OK;
+}
+
+void dti_cuda_memory_destroy(void *base)
+{
+    (void)cudaStreamSynchronize(mine->compute);
+    (void)cudaFree(base);
+    if (--mine->heaps == 0)
+        close_context();
+}

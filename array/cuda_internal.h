@@ -1,0 +1,51 @@
+/* array/cuda_internal.h - what array/ asks of the cuda device: array/cuda/, or cuda_none.c where it
+ * is not built in. Read next: array/cuda/gpu_internal.h. */
+#pragma once
+
+#include "array/dt_array.h"
+#include "array/dt_kernels_math.h"
+#include "array/dt_kernels_nn.h"
+#include "array/dt_kernels_optim.h"
+#include "array/dt_matmul.h"
+
+/* A block of `extent` elements between two arrays, by strides in elements. */
+typedef struct dti_block {
+    int64_t elem_bytes;
+    int ndim;
+    int64_t extent[DT_MAX_DIMS], dst_stride[DT_MAX_DIMS], src_stride[DT_MAX_DIMS];
+    void *dst; /* of its first element */
+    const void *src;
+} dti_block;
+
+/* Whole-array operations on device pointers, in the order of the rank's compute stream; contracts
+ * as in array/array_internal.h. */
+typedef struct dti_cuda_arrays {
+    void (*zero)(void *dst, size_t bytes);
+    void (*copy)(void *dst, const void *src, size_t bytes);
+    void (*fill)(dt_dtype dtype, void *dst, int64_t n, double value);
+    void (*scale)(dt_dtype dtype, void *dst, int64_t n, double factor);
+    void (*add)(dt_dtype dtype, void *dst, const void *src, int64_t n);
+    void (*cast)(dt_dtype to, void *dst, dt_dtype from, const void *src, int64_t n);
+    void (*copy_block)(const dti_block *b);
+    void (*reduce)(dt_dtype dtype, void *dst, int nsrc, const void *const *src, int64_t n,
+                   dt_reduce op);
+    /* Host to device, where the host's bytes may change at once, and back; both block. */
+    dt_status (*write)(void *dst, const void *host, size_t bytes);
+    dt_status (*read)(void *host, const void *src, size_t bytes);
+} dti_cuda_arrays;
+
+/* The tables; NULL where cuda is not built in. */
+const dti_cuda_arrays *dti_cuda_array_kernels(void);
+const dt_math_kernels *dti_cuda_math_kernels(void);
+const dt_nn_kernels *dti_cuda_nn_kernels(void);
+const dt_optim_kernels *dti_cuda_optim_kernels(void);
+/* Arguments are checked, leading dimensions are set; m, n and batch are > 0, k may be 0. */
+dt_status dti_cuda_matmul(const dt_matmul_args *p);
+
+/* The memory of a heap: one stretch of device memory (`bytes` 0: nine tenths of the device's share
+ * for one of `ranks` on it). It also makes this thread's context (array/cuda/gpu_internal.h), which
+ * lives as long as the thread has a heap.
+ * Errors: DT_ERR_DEVICE, DT_ERR_NOMEM. */
+dt_status dti_cuda_memory_create(int device, int ranks, size_t bytes, void **base_out,
+                                 size_t *bytes_out);
+void dti_cuda_memory_destroy(void *base);

@@ -1,0 +1,44 @@
+/* array/cuda_none.c - where cuda is not built in. */
+#include "array/cuda_internal.h"
+
+const dti_cuda_arrays *dti_cuda_array_kernels(void)
+{
+    return NULL;
+}
+
+const dt_math_kernels *dti_cuda_math_kernels(void)
+{
+    return NULL;
+}
+
+const dt_nn_kernels *dti_cuda_nn_kernels(void)
+{
+    return NULL;
+}
+
+const dt_optim_kernels *dti_cuda_optim_kernels(void)
+{
+    return NULL;
+}
+
+dt_status dti_cuda_matmul(const dt_matmul_args *p)
+{
+    (void)p;
+    return DT_ERROR(DT_ERR_DEVICE, "this library was built without cuda");
+}
+
+dt_status dti_cuda_memory_create(int device, int ranks, size_t bytes, void **base_out,
+                                 size_t *bytes_out)
+{
+    (void)device;
+    (void)ranks;
+    (void)bytes;
+    (void)base_out;
+    (void)bytes_out;
+    return DT_ERROR(DT_ERR_DEVICE, "this library was built without cuda: meson -Dcuda=enabled");
+}
+
+void dti_cuda_memory_destroy(void *base)
+{
+    (void)base;
+}
