@@ -2,11 +2,10 @@
  * Read first: checkpoint/save.c. Read next: checkpoint/load.c. */
 #include "checkpoint/steps_internal.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 static dt_status check_options(const dt_checkpoint_options *o)
@@ -33,7 +32,8 @@ static dt_status fill(dt_checkpoint *c, const char *dir, const dt_checkpoint_opt
     DT_TRY(dti_writer_create(heap, &c->disk, &c->save.writer));
     if (dt_world_rank(c->save.world) != 0)
         return DT_OK;
-    DT_REQUIRE(mkdir(dir, 0777) == 0 || errno == EEXIST, DT_ERR_IO, "%s: %s", dir, strerror(errno));
+    DT_TRY(dti_disk_make_folders(&c->disk, dir));
+    DT_TRY(dti_steps_lock(dir, &c->lock));
     dti_steps_clean(dir);
     return DT_OK;
 }
@@ -48,6 +48,7 @@ dt_status dt_checkpoint_open(dt_world *world, const char *dir, const dt_checkpoi
         c->disk = dti_disk_of(world);
         c->save = (dti_save){.world = world, .disk = &c->disk};
         c->keep = o.keep;
+        c->lock = -1;
         c->say = o.say;
         c->say_arg = o.say_arg;
         c->how = (dti_save_options){
@@ -74,6 +75,8 @@ void dt_checkpoint_close(dt_checkpoint **checkpoint)
         return;
     dti_writer_destroy(&c->save.writer);
     dti_plan_destroy(&c->save.plan);
+    if (c->lock >= 0)
+        (void)close(c->lock);
     free(c->save.path);
     free(c->config_path);
     free(c->bad);
@@ -147,7 +150,7 @@ static dt_status publish(dt_checkpoint *c, const char *all, int64_t n)
     free(sum);
     free(file);
     DT_TRY(st);
-    dti_steps_purge(c->dir, c->keep, c->bad, c->nbad);
+    dti_steps_purge(c->dir, c->state.is.step, c->keep, c->bad, c->nbad);
     return DT_OK;
 }
 

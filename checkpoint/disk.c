@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { WRITE_BYTES = 16 << 20 }; /* at most, in one call */
@@ -79,6 +80,31 @@ dt_status dti_disk_rename(dti_disk *disk, const char *from, const char *to)
     DT_REQUIRE(rename(from, to) == 0, DT_ERR_IO, "%s: cannot be renamed to %s: %s", from, to,
                strerror(errno));
     return DT_OK;
+}
+
+/* A folder is there for good when its parent has been synced. */
+static dt_status make_folder(dti_disk *disk, const char *path, const char *parent)
+{
+    if (mkdir(path, 0777) == 0)
+        return dti_disk_sync_folder(disk, parent);
+    DT_REQUIRE(errno == EEXIST, DT_ERR_IO, "%s: %s", path, strerror(errno));
+    return DT_OK;
+}
+
+dt_status dti_disk_make_folders(dti_disk *disk, const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash || slash == path)
+        return make_folder(disk, path, slash ? "/" : ".");
+    char *parent = strndup(path, (size_t)(slash - path));
+    DT_REQUIRE(parent, DT_ERR_NOMEM, "%s", path);
+    dt_status st = DT_OK;
+    if (access(parent, F_OK) != 0)
+        st = dti_disk_make_folders(disk, parent);
+    if (st == DT_OK)
+        st = make_folder(disk, path, parent);
+    free(parent);
+    return st;
 }
 
 char *dti_path(const char *folder, const char *name)

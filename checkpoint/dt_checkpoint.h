@@ -9,6 +9,7 @@
  *                                                                NAME.master where files round it
  *                       optimizer.safetensors.index.json
  *                       state.json                               step, data position, checksums ...
+ *     DIR/.lock                                                  whose the folder is
  *
  * Nothing in it depends on the mesh that wrote it. A step is written under another name, synced,
  * and renamed: it is there whole or not at all, whenever the program ends.
@@ -26,7 +27,7 @@ typedef struct dt_checkpoint_options {
     const char *config_path; /* copied into every step as config.json; NULL: none */
     dt_dtype dtype;          /* of parameters in model files: f32, bf16 or f16 */
     bool async;              /* saves go on in the background after staging */
-    int keep;                /* newest steps that stay; 0: all */
+    int keep;                /* newest steps that stay, and what is later; 0: all */
     int64_t file_bytes;      /* limit of a file; a larger tensor has its own [5e9] */
     /* Memory of a rank for moving and staging [128 MiB; async: also all that the rank writes]. With
      * less, async saves wait for the disk. At least 256 KiB for every rank of the mesh. */
@@ -47,8 +48,10 @@ typedef struct dt_checkpoint_state {
     const dt_mesh *mesh; /* for the record; NULL: that of the parameters here. Not loaded */
 } dt_checkpoint_state;
 
-/* dt_checkpoint_open - a folder of steps; made if it is not there. Removes what killed saves left.
- * Collective: the world.   Errors: DT_ERR_IO, DT_ERR_ARG. */
+/* dt_checkpoint_open - a folder of steps; made if it is not there, with its parents. Removes what
+ * killed saves left. It is this program's alone until it is closed, by a lock (flock) on DIR/.lock.
+ * Collective: the world.   Errors: DT_ERR_IO, DT_ERR_ARG; DT_ERR_STATE names the process that has
+ * the folder. */
 DT_NODISCARD dt_status dt_checkpoint_open(dt_world *world, const char *dir,
                                           const dt_checkpoint_options *options,
                                           dt_checkpoint **checkpoint_out);
@@ -76,8 +79,9 @@ DT_NODISCARD dt_status dt_checkpoint_save(dt_checkpoint *checkpoint, dt_module *
 DT_NODISCARD dt_status dt_checkpoint_poll(dt_checkpoint *checkpoint, bool *busy_out);
 DT_NODISCARD dt_status dt_checkpoint_wait(dt_checkpoint *checkpoint);
 
-/* dt_checkpoint_load - a step into a materialized module and its optimizer (NULL: parameters only),
- * in place. Every rank reads the bytes of its own parts; all of them together check the sums first.
+/* dt_checkpoint_load - a step into a materialized module and its optimizer, in place. NULL:
+ * parameters only, exact also where model files round them; an optimizer with masters is made after
+ * that. Every rank reads the bytes of its own parts; all of them together check the sums first.
  *   in   step   -1: the newest that is whole; damaged ones are told and passed over, and so are
  *               saves of the model only if there is an optimizer
  *   out  state_out; *found_out: false: there are no steps at all (with step -1 only)

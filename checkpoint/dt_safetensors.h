@@ -78,8 +78,8 @@ void dt_safetensors_writer_discard(dt_safetensors_writer **writer); /* accepts N
 
 /* dt_module_save - a folder that Hugging Face and dt_model_create read: model.safetensors (or
  * several files of 5 GB and their index; every parameter below m in its file shape, F32) and, if
- * config_path is not NULL, a copy of it as config.json. Makes the folder. Pipeline stages each give
- * their own. All ranks write (dt_checkpoint_save says how).
+ * config_path is not NULL, a copy of it as config.json. Makes the folder, with its
+ * parents. Pipeline stages each give their own. All ranks write (dt_checkpoint_save says how).
  * Collective: the world.   Blocks: yes.
  * Errors: on all ranks alike. DT_ERR_IO; DT_ERR_UNSUPPORTED when ranks of one mesh hold different
  * parameters. */

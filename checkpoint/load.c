@@ -210,7 +210,7 @@ static dt_status read_state(dt_safetensors *model, dt_safetensors *st, dt_param 
     return DT_OK;
 }
 
-static dt_status read_step(const char *folder, dt_module *m, dt_optim *optim)
+static dt_status read_step(const char *folder, dt_module *m, dt_optim *optim, bool model_only)
 {
     dt_safetensors *model = NULL, *states = NULL;
     char *index = dti_path(folder, "optimizer.safetensors.index.json");
@@ -221,9 +221,9 @@ static dt_status read_step(const char *folder, dt_module *m, dt_optim *optim)
     dt_param *const *p = dt_module_params(m, &n);
     DT_TRY_TO(done, st, dt_safetensors_open(folder, &model));
     DT_TRY_TO(done, st, dt_module_load_from(m, model));
-    if (optim)
+    if (!model_only)
         DT_TRY_TO(done, st, dt_safetensors_open(index, &states));
-    for (int i = 0; optim && i < n; i++) {
+    for (int i = 0; states && i < n; i++) {
         const bool has = at < nstates && state[at].param == p[i];
         DT_TRY_TO(done, st, read_state(model, states, p[i], has ? &state[at++] : NULL));
     }
@@ -246,7 +246,8 @@ dt_status dt_checkpoint_load(dt_checkpoint *c, int64_t step, dt_module *module, 
     *found_out = it.step >= 0;
     if (!*found_out)
         return DT_OK;
-    const dt_status st = dt_world_agree_sync(c->save.world, read_step(it.folder, module, optim));
+    const dt_status st = dt_world_agree_sync(
+        c->save.world, read_step(it.folder, module, optim, it.state.model_only));
     free(it.folder);
     DT_TRY(st);
     if (optim)

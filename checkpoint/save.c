@@ -185,20 +185,13 @@ static dt_status move_files(dti_save *s, const char *folder)
     return dti_disk_sync_folder(s->disk, folder);
 }
 
-static dt_status make_parent(const char *folder)
-{
-    DT_REQUIRE(mkdir(folder, 0777) == 0 || errno == EEXIST, DT_ERR_IO, "%s: %s", folder,
-               strerror(errno));
-    return DT_OK;
-}
-
 static dt_status save_module(dti_save *s, dt_module *m, const char *folder,
                              const dti_save_options *o)
 {
     const dti_sum *sums;
     int64_t n;
     const bool first = dt_world_rank(s->world) == 0;
-    DT_TRY(dt_world_agree_sync(s->world, first ? make_parent(folder) : DT_OK));
+    DT_TRY(dt_world_agree_sync(s->world, first ? dti_disk_make_folders(s->disk, folder) : DT_OK));
     DT_TRY(dti_save_begin(s, m, NULL, o));
     DT_TRY(dti_save_join(s, &sums, &n));
     const dt_status st = dt_world_agree_sync(s->world, first ? move_files(s, folder) : DT_OK);

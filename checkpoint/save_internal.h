@@ -87,6 +87,8 @@ DT_NODISCARD dt_status dti_disk_write(dti_disk *disk, int fd, const char *path, 
                                       int64_t bytes, int64_t offset);
 DT_NODISCARD dt_status dti_disk_sync(dti_disk *disk, int fd, const char *path);
 DT_NODISCARD dt_status dti_disk_sync_folder(dti_disk *disk, const char *folder);
+/* The folder, and parents that are not there; they stay after a failure. */
+DT_NODISCARD dt_status dti_disk_make_folders(dti_disk *disk, const char *path);
 DT_NODISCARD dt_status dti_disk_rename(dti_disk *disk, const char *from, const char *to);
 /* Put a new file there, synced. */
 DT_NODISCARD dt_status dti_disk_put(dti_disk *disk, const char *folder, const char *name,
@@ -146,14 +148,20 @@ enum { DTI_STEP_NAME = 40 };
 const char *dti_step_name(int64_t step, char name[DTI_STEP_NAME]);
 /* Finished steps, oldest first; free() it. */
 DT_NODISCARD dt_status dti_steps_list(const char *folder, int64_t **step_out, int64_t *n_out);
+/* The folder for this process alone, until the file is closed or the process ends; *lock_out -1
+ * where nothing can be written, or a file system has no locks. Errors: DT_ERR_STATE names the other
+ * process. */
+DT_NODISCARD dt_status dti_steps_lock(const char *folder, int *lock_out);
 /* What saves that were killed have left. */
 void dti_steps_clean(const char *folder);
 void dti_remove_tree(const char *path);
 /* A folder gets the name of its step, durably; then `latest` names it. */
 DT_NODISCARD dt_status dti_step_publish(dti_disk *disk, const char *folder, int64_t step,
                                         const char *path);
-/* All but the newest `keep`; steps in `bad` do not count. Failures are left for the next time. */
-void dti_steps_purge(const char *folder, int keep, const int64_t *bad, int64_t nbad);
+/* Steps up to `newest`, but not the last `keep` of them; those in `bad` do not count. Later steps,
+ * of a run that went back to an earlier one, stay. Failures are left for the next time. */
+void dti_steps_purge(const char *folder, int64_t newest, int keep, const int64_t *bad,
+                     int64_t nbad);
 
 /* ---- state.c ---- */
 

@@ -4,6 +4,7 @@
  *     step-00000030.tmp    being written, or left by a program that was killed
  *     step-00000010.old    being removed
  *     latest               a link to the newest; replaced by rename, after the step is durable
+ *     .lock                locked by the program that has the folder, which is named in it
  *
  * Only world rank 0 comes here. */
 #include "checkpoint/save_internal.h"
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -72,6 +74,45 @@ dt_status dti_steps_list(const char *folder, int64_t **step_out, int64_t *n_out)
     return DT_OK;
 }
 
+/* ---- one program at a time ---- */
+
+static dt_status lock(int fd, const char *path)
+{
+    char who[256] = "";
+    char host[200] = "";
+    const int failed = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    if (failed == EWOULDBLOCK && pread(fd, who, sizeof who - 1, 0) >= 0)
+        return DT_ERROR(DT_ERR_STATE,
+                        "%s: another program has this folder: %.*s; give this run one "
+                        "of its own",
+                        path, (int)strcspn(who, "\n"), who);
+    DT_REQUIRE(!failed || failed == ENOLCK || failed == ENOSYS || failed == EOPNOTSUPP, DT_ERR_IO,
+               "%s: flock: %s", path, strerror(failed));
+    (void)gethostname(host, sizeof host - 1);
+    (void)!ftruncate(fd, 0); /* only for that message: a full disk does not matter */
+    (void)dprintf(fd, "process %ld on %s\n", (long)getpid(), host);
+    return DT_OK;
+}
+
+dt_status dti_steps_lock(const char *folder, int *lock_out)
+{
+    char *path = dti_path(folder, ".lock");
+    DT_REQUIRE(path, DT_ERR_NOMEM, "%s", folder);
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    dt_status st = DT_OK;
+    if (fd >= 0)
+        st = lock(fd, path);
+    else if (errno != EACCES && errno != EROFS && errno != EPERM)
+        st = DT_ERROR(DT_ERR_IO, "%s: %s", path, strerror(errno));
+    free(path);
+    if (st != DT_OK && fd >= 0)
+        (void)close(fd);
+    if (st != DT_OK)
+        return dt_error_push(st, __FILE__, __LINE__, __func__);
+    *lock_out = fd;
+    return DT_OK;
+}
+
 /* ---- removing; what cannot be removed stays ---- */
 
 void dti_remove_tree(const char *path)
@@ -121,11 +162,13 @@ static void remove_step(const char *folder, int64_t step)
     free(path);
 }
 
-void dti_steps_purge(const char *folder, int keep, const int64_t *bad, int64_t nbad)
+void dti_steps_purge(const char *folder, int64_t newest, int keep, const int64_t *bad, int64_t nbad)
 {
     int64_t *step = NULL, n = 0, good = 0;
     if (keep == 0 || dti_steps_list(folder, &step, &n) != DT_OK)
         return;
+    while (n > 0 && step[n - 1] > newest)
+        n--;
     for (int64_t i = n - 1; i >= 0; i--) {
         bool is_bad = false;
         for (int64_t k = 0; k < nbad; k++)

@@ -6,6 +6,7 @@
 struct dt_checkpoint {
     char *dir, *config_path;
     int keep;
+    int lock; /* of the folder, on world rank 0; -1: none */
     void (*say)(void *arg, const char *line);
     void *say_arg;
     dti_disk disk;

@@ -43,18 +43,20 @@ static bool same_schedule(const dt_schedule *a, const dt_schedule *b)
 static dt_status take(const train_config *c, train_session *s, const dt_checkpoint_state *state)
 {
     const int64_t length = dt_dataset_length(s->data);
-    DT_REQUIRE(state->position <= length, DT_ERR_STATE,
+    DT_REQUIRE(c->new_data || state->position <= length, DT_ERR_STATE,
                "%s: the next batch of step %lld starts at token %lld, data.path has %lld: is it "
                "other data?",
                c->checkpoint_dir, (long long)state->step, (long long)state->position,
                (long long)length);
-    s->step = state->step;
-    s->position = state->position;
-    if (c->param_dtype == DT_F16 && state->scaler.interval > 0)
+    s->step = c->new_step ? 0 : state->step;
+    s->position = c->new_data ? 0 : state->position;
+    if (c->param_dtype == DT_F16 && state->scaler.interval > 0 && !c->new_optimizer)
         s->scaler = state->scaler;
     if (dt_world_rank(s->world) != 0)
         return DT_OK;
-    (void)printf("going on after step %lld of %s\n", (long long)state->step, c->checkpoint_dir);
+    (void)printf("going on after step %lld of %s%s%s\n", (long long)state->step, c->checkpoint_dir,
+                 c->checkpoint_exclude ? ", without its " : "",
+                 c->checkpoint_exclude ? c->checkpoint_exclude : "");
     if (state->seed != c->seed)
         (void)printf("train.seed is %llu; it was %llu when this step was saved\n",
                      (unsigned long long)c->seed, (unsigned long long)state->seed);
@@ -76,7 +78,8 @@ static dt_status resume(const train_config *c, train_session *s, dt_checkpoint *
                    c->checkpoint_dir, (long long)there);
         return DT_OK;
     }
-    DT_TRY(dt_checkpoint_load(steps, c->checkpoint_step, s->model, s->optim, &state, &found));
+    DT_TRY(dt_checkpoint_load(steps, c->checkpoint_step, s->model,
+                              c->new_optimizer ? NULL : s->optim, &state, &found));
     if (found)
         DT_TRY(take(c, s, &state));
     return DT_OK;
@@ -84,7 +87,7 @@ static dt_status resume(const train_config *c, train_session *s, dt_checkpoint *
 
 dt_status train_saver_open(const train_config *c, train_session *s, train_saver *saver_out)
 {
-    *saver_out = (train_saver){.saved = -1};
+    *saver_out = (train_saver){0};
     if (!c->checkpoint_dir)
         return DT_OK;
     listen_to_signals();
@@ -93,7 +96,6 @@ dt_status train_saver_open(const train_config *c, train_session *s, train_saver 
     options.say = say;
     DT_TRY(dt_checkpoint_open(s->world, c->checkpoint_dir, &options, &saver_out->steps));
     DT_TRY(resume(c, s, saver_out->steps));
-    saver_out->saved = s->step > 0 ? s->step : -1;
     return DT_OK;
 }
 
@@ -109,7 +111,6 @@ static dt_status save(const train_config *c, train_session *s, train_saver *save
                                        .mesh = s->whole};
     DT_TRY(dt_checkpoint_save(saver->steps, s->model, c->checkpoint_model_only ? NULL : s->optim,
                               &state));
-    saver->saved = s->step;
     return DT_OK;
 }
 

@@ -7,7 +7,6 @@
 
 typedef struct train_saver {
     dt_checkpoint *steps; /* NULL: without checkpoint.dir nothing is saved */
-    int64_t saved;        /* the last step that was */
     double spent_s;       /* of the last train_saver_step, in saving */
 } train_saver;
 

@@ -115,6 +115,8 @@ static const dt_option table[] = {
     SWITCH("checkpoint.resume", "true", "go on from the newest good one in checkpoint.dir"),
     {"checkpoint.step", DT_OPTION_INT, "-1", "go on from this one; -1: the newest", NULL, -1,
      INFINITY},
+    TEXT("checkpoint.exclude", NULL,
+         "what it does not go on with, but anew: of optimizer, data, step (with commas)"),
     SWITCH("checkpoint.async", "false", "train on while they are written"),
     CHOICE("checkpoint.dtype", "f32", "f32|bf16|f16",
            "type of weights in model files; what it rounds is kept with the optimizer's state"),
@@ -236,6 +238,30 @@ static dt_status fill_data(const dt_options *o, train_config *c)
     return DT_OK;
 }
 
+/* "optimizer,step" */
+static dt_status fill_exclude(const char *text, train_config *c)
+{
+    const struct {
+        const char *name;
+        bool *anew;
+    } part[] = {
+        {"optimizer", &c->new_optimizer}, {"data", &c->new_data}, {"step", &c->new_step}};
+    for (const char *at = text; at && *at; at += strspn(at, ",")) {
+        const size_t n = strcspn(at, ",");
+        bool *anew = NULL;
+        for (int i = 0; i < DT_COUNT(part); i++)
+            if (strlen(part[i].name) == n && strncmp(at, part[i].name, n) == 0)
+                anew = part[i].anew;
+        DT_REQUIRE(anew, DT_ERR_ARG,
+                   "checkpoint.exclude: '%.*s'; legal: some of optimizer, data, step, with commas",
+                   (int)n, at);
+        *anew = true;
+        at += n;
+    }
+    c->checkpoint_exclude = text;
+    return DT_OK;
+}
+
 static dt_status fill_checkpoint(const dt_options *o, train_config *c)
 {
     c->checkpoint_dir = dt_options_string(o, "checkpoint.dir");
@@ -243,6 +269,7 @@ static dt_status fill_checkpoint(const dt_options *o, train_config *c)
     c->checkpoint_step = dt_options_int(o, "checkpoint.step");
     c->checkpoint_resume = dt_options_bool(o, "checkpoint.resume");
     c->checkpoint_model_only = dt_options_bool(o, "checkpoint.model_only");
+    DT_TRY(fill_exclude(dt_options_string(o, "checkpoint.exclude"), c));
     const int64_t keep = dt_options_int(o, "checkpoint.keep");
     c->checkpoint = (dt_checkpoint_options){
         .async = dt_options_bool(o, "checkpoint.async"),

@@ -45,6 +45,8 @@ typedef struct train_config {
     dt_checkpoint_options checkpoint; /* but for what the run fills in */
     int64_t checkpoint_every, checkpoint_step; /* every 0: at the end only; step -1: the newest */
     bool checkpoint_resume, checkpoint_model_only;
+    const char *checkpoint_exclude; /* NULL: nothing; else the names of the next: */
+    bool new_optimizer, new_data, new_step; /* not from the checkpoint */
     int ranks; /* as threads of this process; 0: as launched */
     const char *eval_path; /* NULL: the part that eval_split holds out, or the end of data_path */
     double eval_split;

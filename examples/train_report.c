@@ -32,18 +32,36 @@ static dt_status try_file(const char *key, const char *path, const char *shown)
     return DT_OK;
 }
 
-static dt_status try_folder(const char *key, const char *path)
+/* `path` is that of `key`, or a parent of it. */
+static dt_status try_below(const char *key, const char *path, const char *shown)
 {
     if (mkdir(path, 0777) == 0) {
         (void)rmdir(path);
         return DT_OK;
     }
-    DT_REQUIRE(errno == EEXIST, DT_ERR_IO, "%s=%s cannot be made: %s", key, path, strerror(errno));
+    DT_REQUIRE(errno == EEXIST, DT_ERR_IO, "%s=%s cannot be made: %s", key, shown, strerror(errno));
     char *inside = NULL;
     DT_REQUIRE(asprintf(&inside, "%s/.try-%ld", path, (long)getpid()) > 0, DT_ERR_NOMEM, "%s",
                path);
-    const dt_status st = try_file(key, inside, path);
+    const dt_status st = try_file(key, inside, shown);
     free(inside);
+    return st;
+}
+
+/* parents: those that are not there will be made too. */
+static dt_status try_folder(const char *key, const char *path, bool parents)
+{
+    char *at = strdup(path);
+    DT_REQUIRE(at, DT_ERR_NOMEM, "%s", path);
+    for (char *slash = strrchr(at, '/'); parents && slash && slash > at; slash = strrchr(at, '/')) {
+        *slash = '\0';
+        if (access(at, F_OK) == 0) {
+            *slash = '/';
+            break;
+        }
+    }
+    const dt_status st = try_below(key, at, path);
+    free(at);
     return st;
 }
 
@@ -73,13 +91,13 @@ static dt_status try_all(const train_config *c)
         if (file[i].path)
             DT_TRY(try_file(file[i].key, file[i].path, file[i].path));
     if (c->model_save)
-        DT_TRY(try_folder("model.save", c->model_save));
+        DT_TRY(try_folder("model.save", c->model_save, true));
     if (c->offload_dir)
-        DT_TRY(try_folder("offload.dir", c->offload_dir));
+        DT_TRY(try_folder("offload.dir", c->offload_dir, false));
     if (c->log_tensorboard)
-        DT_TRY(try_folder("log.tensorboard", c->log_tensorboard));
+        DT_TRY(try_folder("log.tensorboard", c->log_tensorboard, false));
     if (c->checkpoint_dir)
-        DT_TRY(try_folder("checkpoint.dir", c->checkpoint_dir));
+        DT_TRY(try_folder("checkpoint.dir", c->checkpoint_dir, true));
     return DT_OK;
 }
 

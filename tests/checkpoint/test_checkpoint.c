@@ -220,7 +220,7 @@ END_TEST
 static dt_status rounded(dt_world *world, void *arg)
 {
     const steps_job *j = arg;
-    steps_model m = {0}, other = {0};
+    steps_model m = {0}, other = {0}, exact = {0};
     dt_checkpoint *c = NULL;
     dt_checkpoint_state state = {.step = 1};
     bool found = false;
@@ -233,6 +233,10 @@ static dt_status rounded(dt_world *world, void *arg)
     DT_TRY(dt_checkpoint_open(world, j->dir, NULL, &c));
     DT_TRY(dt_checkpoint_load(c, 1, other.root, other.optim, &state, &found));
     DT_TRY(steps_each(&other, 1, true, true)); /* masters, and what is in use */
+    DT_TRY(steps_make(world, j->l, DT_F32, &exact));
+    DT_TRY(dt_checkpoint_load(c, 1, exact.root, NULL, &state, &found));
+    DT_TRY(steps_each(&exact, 1, true, false)); /* also without an optimizer */
+    steps_drop(&exact);
     for (int i = 0; i < STEPS_PARAMS; i++) {
         int n = 0;
         dt_array *use = dt_tensor_local(other.p[i]->tensor);

@@ -1,60 +1,16 @@
 #!/usr/bin/env python3
-# tests/programs/test_checkpoint.py - training runs that stop and go on: bit-equal to one that did not, whenever they are
-# killed, whatever is damaged; the folder as an independent reader (json, struct) sees it. DT_FULL=1: more kills.
+# tests/programs/test_checkpoint.py - training runs that stop and go on: bit-equal to one that did not, whatever is damaged; the
+# folder as an independent reader (json, struct) sees it. Signals, kills and full disks: test_checkpoint_kill.py.
 import glob
 import json
 import os
-import random
 import shutil
-import signal
 import struct
-import subprocess
-import sys
-import time
 
-from programs import CONFIG, HAS_MPI, MPIRUN, TRAIN, Suite, launch, read_log, run
-
-CKPT = sys.argv[-1]
-suite = Suite("checkpoint")
-FULL = os.environ.get("DT_FULL") == "1"
-STEPS = 6
-text = suite.write("text.txt", "It was a bright cold day in April, and the clocks were striking thirteen. " * 9)
-config = suite.write("config.json", CONFIG)
-BASE = ["--model.config=" + config, "--data.path=" + text, "--train.seq_len=8", "--train.global_batch=4",
-        "--log.peak_flops=1e9", "--train.steps=%d" % STEPS]
-SHARDS = ["--parallel.dp_shard=2"]
-
-
-def command(way, arguments):
-    if way == "mpi":
-        return [MPIRUN, "-n", "2", TRAIN] + arguments + SHARDS
-    return [TRAIN, "--ranks=2"] + arguments + SHARDS
-
-
-def folder(name):
-    return suite.path(name), ["--checkpoint.dir=" + suite.path(name), "--log.json=" + suite.path(name + ".jsonl")]
-
-
-def numbers(name):
-    return [(s["step"], s["loss"], s["grad_norm"], s["tokens"]) for s in read_log(suite.path(name + ".jsonl"))]
-
-
-def steps_of(path):
-    return sorted(n for n in os.listdir(path) if n != "latest")
-
-
-def good(arguments, way="threads"):
-    status, out, err = run(command(way, arguments))
-    suite.equal((status, err), (0, ""), " ".join(arguments[-4:]))
-    return out
-
+from checkpoints import BASE, STEPS, ckpt, command, config, folder, good, numbers, read, reference, steps_of, suite, text, whole
+from programs import CONFIG, HAS_MPI, TRAIN, run
 
 # ---- going on ----
-started = time.monotonic()
-whole, args = folder("whole")
-good(BASE + args + ["--checkpoint.every=2"])
-took_s = time.monotonic() - started
-reference = numbers("whole")
 suite.equal(steps_of(whole), ["step-00000002", "step-00000004", "step-00000006"], "steps")
 suite.equal(os.readlink(whole + "/latest"), "step-00000006", "latest")
 
@@ -88,12 +44,6 @@ for name, more in [("one", []), ("piped", ["--parallel.pp=2", "--train.micro_bat
     args = ["--checkpoint.dir=" + whole, "--model.save=" + suite.path(name)]
     status, out, err = run([TRAIN] + BASE + args + more)
     suite.equal((status, err), (0, ""), "model.save of " + name)
-
-
-def read(path):
-    with open(path, "rb") as f:
-        return f.read()
-
 
 models = [read(suite.path(name, "model.safetensors")) for name in ["one", "piped", "tp"]]
 suite.check(models[0] == models[1] == models[2], "one rank, stages and tensor parallel ranks save the same bytes")
@@ -163,12 +113,6 @@ for name, entry in state["files"].items():
 # ---- tools/ckpt ----
 
 
-def ckpt(status, *arguments):
-    got, out, err = run([CKPT] + list(arguments))
-    suite.equal(got, status, "ckpt %s: %s%s" % (" ".join(arguments), out, err))
-    return out + err
-
-
 listed = ckpt(0, "ls", whole + "/latest")
 for name, (dtype, shape, data) in list(exact.items()) + list(states.items()):
     norm = sum(x * x for (x,) in struct.iter_unpack("<f", data)) ** 0.5
@@ -176,7 +120,7 @@ for name, (dtype, shape, data) in list(exact.items()) + list(states.items()):
     suite.equal([w[1] for w in line], ["F32"], "ls tells " + name)
     suite.near([float(line[0][-1])], [norm], 1e-5 * norm, "the norm of " + name)
     suite.check("%r norm" % shape in " ".join(line[0]), "the shape of " + name)
-ckpt(0, "verify", *[whole + "/" + n for n in os.listdir(whole)])
+ckpt(0, "verify", *[whole + "/" + n for n in steps_of(whole) + ["latest"]])
 ckpt(0, "diff", whole + "/latest", whole + "/step-00000006")
 ckpt(0, "convert", whole + "/latest", suite.path("half"), "--dtype=bf16", "--file_bytes=9999")
 half, files = step_tensors(suite.path("half"), "model")
@@ -254,116 +198,46 @@ for more, says in [(["--checkpoint.resume=false"], "checkpoint.resume=false"), (
                    (["--data.path=" + suite.write("short.txt", "a short text of other data")], "is it other data?")]:
     status, out, err = run(command("threads", BASE + args + more))
     suite.check(status == 1 and says in err, "%s: %r, %s" % (more[0], status, err))
+    suite.equal(steps_of(path), steps_of(whole), "nothing was changed")
 status, out, err = run([TRAIN] + BASE + ["--checkpoint.every=2"])
 suite.check(status == 1 and "needs checkpoint.dir" in err, err)
 out = good(BASE + args + ["--checkpoint.step=2"])
 suite.check("going on after step 2" in out, out)
 suite.equal(numbers("errors"), reference[2:], "checkpoint.step=2")
+for key, word in [("exclude=optimiser", "'optimiser'; legal: some of optimizer, data, step"), ("exclude=step,,x", "'x'")]:
+    status, out, err = run([TRAIN] + BASE + args + ["--checkpoint." + key])
+    suite.check(status == 1 and word in err, "checkpoint.%s: %r, %s" % (key, status, err))
 
-# ---- signals: of one rank, to all ----
+# ---- back to an earlier step: what is saved then stays, and so does what came later, until the run is there ----
+path, args = copied("back")
+good(BASE + args + ["--checkpoint.step=2", "--train.steps=3", "--checkpoint.keep=1"])
+suite.equal((steps_of(path), os.readlink(path + "/latest")), (["step-00000003", "step-00000004", "step-00000006"], "step-00000003"),
+            "keep=1 after a step back")
+out = good(BASE + args + ["--checkpoint.every=1", "--checkpoint.keep=1"])
+suite.check("going on after step 3" in out, out)
+suite.equal((numbers("back"), steps_of(path)), (reference[2:], ["step-00000006"]), "on from there")
 
+# ---- without parts of it: as a run that begins with these weights, this state, this position ----
+path, args = copied("parts")
+other = BASE + ["--model.init=" + suite.path("one"), "--train.steps=2"]
+for exclude, left in [("optimizer,data,step", []), ("optimizer,step", ["data"]), ("step,data", ["optimizer"])]:
+    name = "parts" + exclude.replace(",", "_")
+    args = ["--checkpoint.dir=" + copied(name)[0], "--checkpoint.exclude=" + exclude, "--train.steps=2"]
+    out = good(BASE + args + ["--log.json=" + suite.path(name + ".jsonl")])
+    suite.check("going on after step 6 of %s, without its %s" % (suite.path(name), exclude) in out, out)
+    if "fresh.jsonl" not in os.listdir(suite.folder):
+        good(other + ["--log.json=" + suite.path("fresh.jsonl")])
+    fresh, got = numbers("fresh"), numbers(name)
+    suite.equal([s[0] for s in got], [1, 2], "steps from 1, without " + exclude)
+    suite.equal([s[3] for s in got], [s[3] for s in fresh], "rates from the first, without " + exclude)
+    suite.equal(got[0][1] == fresh[0][1], "data" not in left, "data from its start, without " + exclude)
+    suite.equal(got[1][1] == fresh[1][1], not left, "the optimizer, without " + exclude)
+out = good(BASE + ["--checkpoint.dir=" + suite.path("model_only"), "--checkpoint.exclude=optimizer", "--train.steps=4"])
+suite.check("going on after step 4 of" in out or "after step 3" in out, "a save of the model serves where no optimizer is wanted: " + out)
 
-def alive(arguments, way):
-    """The program after its first step, and a function that tells the ids of its ranks."""
-    process = subprocess.Popen(command(way, arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True)
-    while True:
-        line = process.stdout.readline()
-        if not line or line.startswith("step 1/"):
-            return process
-
-
-def rank_of(process, way, marker):
-    if way == "threads":
-        return process.pid
-    found = []
-    for entry in glob.glob("/proc/[0-9]*/cmdline"):
-        try:
-            argv = read(entry).split(b"\0")
-        except OSError:
-            continue
-        if argv[0] == TRAIN.encode() and marker.encode() in argv:
-            found.append(int(entry.split("/")[2]))
-    return max(found)
-
-
-LONG = ["--train.steps=100000", "--log.every=1"]
-for way in ["threads"] + (["mpi"] if HAS_MPI else []):
-    path, args = folder("signal_" + way)
-    process = alive(BASE + args + LONG, way)
-    victim = rank_of(process, way, args[0])
-    os.kill(victim, signal.SIGUSR1)
-    until = time.monotonic() + 30
-    while not os.path.islink(path + "/latest") and time.monotonic() < until:
-        time.sleep(0.02)
-    suite.check(os.path.islink(path + "/latest"), "SIGUSR1 saves, " + way)
-    suite.equal(process.poll(), None, "and goes on, " + way)
-    first = steps_of(path)
-    os.kill(victim, signal.SIGTERM)
-    out, err = process.communicate(timeout=60)
-    suite.equal((process.returncode, err), (0, ""), "SIGTERM ends well, " + way)
-    last = int(os.readlink(path + "/latest")[5:])
-    suite.check(steps_of(path) != first and read_log(suite.path("signal_%s.jsonl" % way))[-1]["step"] == last,
-                "SIGTERM saves, %s: %r, then %r" % (way, first, steps_of(path)))
-
-# ---- killed at any byte, full at any byte ----
-
-
-def recovers(name, args, what):
-    """The run goes on to its end, and its log is that of a run that nobody stopped."""
-    left = [] if not os.path.isdir(suite.path(name)) else [n for n in steps_of(suite.path(name)) if "." not in n]
-    out = good(BASE + args + ["--checkpoint.every=1"])
-    if suite.equal(numbers(name), reference, what) and left:
-        suite.check("going on after" in out and "passed over" not in out, what + ": " + out)
-    ckpt(0, "verify", *[suite.path(name, n) for n in steps_of(suite.path(name))])
-    suite.equal([n for n in steps_of(suite.path(name)) if "." in n], [], what + ": leftovers")
-    shutil.rmtree(suite.path(name))
-
-
-rng = random.Random(6)
-for i in range(50 if FULL else 8):
-    path, args = folder("kill%d" % i)
-    way = "mpi" if HAS_MPI and i % 4 == 3 else "threads"
-    more = ["--checkpoint.every=1", "--checkpoint.keep=%d" % (1 + i % 2)] + (["--checkpoint.async"] if i % 2 else [])
-    if i % 4 == 2:  # whenever
-        process = subprocess.Popen(command(way, BASE + args + more), stdout=subprocess.DEVNULL)
-        delay_s = rng.uniform(0.05, 0.05 + took_s)
-        time.sleep(delay_s)
-        process.kill()
-        process.wait()
-        what = "killed after %.3f s" % delay_s
-    else:
-        fault = "checkpoint_kill:%d" % rng.randrange(1, [400, 60, 0, 160][i % 4]) + ("@1" if way == "mpi" else "")
-        status, out, err = run(command(way, BASE + args + more), {"DT_FAULT": fault})
-        what = "%s, %s, exit status %r" % (fault, way, status)
-    print(what, flush=True)
-    recovers("kill%d" % i, args, what)
-for i in range(20 if FULL else 3):
-    path, args = folder("full%d" % i)
-    more = ["--checkpoint.every=1"] + (["--checkpoint.async"] if i % 2 else [])
-    fault = "checkpoint_full:%d%s" % (rng.randrange(1, 300), ["", "@0", "@1"][i % 3])
-    status, out, err = run(command("threads", BASE + args + more), {"DT_FAULT": fault})
-    suite.check(status == 0 or (status == 1 and "No space left on device" in err), "%s: %r, %s" % (fault, status, err))
-    recovers("full%d" % i, args, fault)
-
-# A file system that is really full, where this user may make one.
-small = suite.path("small")
-os.mkdir(small)
-for kib in [rng.randrange(60, 700) for _ in range(6 if FULL else 2)]:
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=%dk" % kib, "none", small], stderr=subprocess.DEVNULL).returncode:
-        print("no tmpfs may be mounted here: a full disk is only simulated")
-        break
-    try:
-        args = ["--checkpoint.dir=" + small + "/run"]
-        status, out, err = run(command("threads", BASE + args + ["--checkpoint.every=1", "--checkpoint.keep=0"]))
-        suite.check(status == 0 or (status == 1 and "No space left on device" in err), "%d kB: %r, %s" % (kib, status, err))
-        kept = [n for n in steps_of(small + "/run") if "." not in n] if os.path.isdir(small + "/run") else []
-        if kept and status:
-            os.rename(small + "/run", small + "/kept")
-            shutil.copytree(small + "/kept", suite.path("kept%d" % kib), symlinks=True)
-            out = good(BASE + ["--checkpoint.dir=" + suite.path("kept%d" % kib)])
-            suite.check("going on after step %d " % len(kept) in out, "%d kB, %r: %s" % (kib, kept, out))
-    finally:
-        subprocess.run(["umount", small], check=True)
+# ---- folders with parents that are not there ----
+deep = suite.path("not", "there", "yet")
+good(BASE + ["--train.steps=1", "--checkpoint.dir=" + deep + "/steps/", "--model.save=" + deep + "/model"])
+suite.check(steps_of(deep + "/steps") == ["step-00000001"] and os.path.exists(deep + "/model/config.json"), "parents are made")
 
 suite.close()

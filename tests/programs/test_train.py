@@ -40,7 +40,7 @@ for key in ["model.config", "model.init", "data.path", "data.labels", "data.form
             "optim.eps", "optim.weight_decay", "schedule.warmup_steps", "schedule.decay", "schedule.min_ratio",
             "parallel.dp_replicate", "parallel.dp_shard", "parallel.tp", "parallel.pp", "parallel.sp", "parallel.loss_parallel",
             "parallel.schedule", "parallel.split", "parallel.stages_per_rank", "parallel.reshard_after_forward", "dtype.param", "dtype.reduce",
-            "recompute", "checkpoint.dir", "checkpoint.every", "checkpoint.keep", "checkpoint.resume", "checkpoint.step",
+            "recompute", "checkpoint.dir", "checkpoint.every", "checkpoint.keep", "checkpoint.resume", "checkpoint.step", "checkpoint.exclude",
             "checkpoint.async", "checkpoint.dtype", "checkpoint.model_only", "checkpoint.file_bytes", "checkpoint.staging_bytes", "eval.every",
             "eval.steps", "device", "ranks", "log.every", "log.json", "log.params", "log.trace"]:
     suite.check(re.search(r"^  --%s[=\[]" % re.escape(key), out, re.M) is not None, "--help lists " + key)
