@@ -92,7 +92,7 @@ dt_status dt_error_restore(dt_status st, const char *trace);
 /* What DT_MUST calls. When all ranks fail alike, one message is enough: ranks other than 0 (or than
  * the one that a relayed trace names) wait 2 s (15 s) before they print, and the first that prints
  * ends the job (see dt_error_context). */
-_Noreturn void dt_die(dt_status st, const char *file, int line);
+__attribute__((noreturn)) void dt_die(dt_status st, const char *file, int line);
 
 /* dt_error_context - tell dt_die which rank this thread is and how its job ends. A world calls it
  * on the thread that creates it. `end_job` may be NULL (exit(1) is enough) and must not return. */

@@ -1,0 +1,220 @@
+/* array/cuda/vec.h - what kernels share: storage types and their math type, accesses of 16 bytes,
+ * sums over warps and blocks, and launches over the elements of arrays.
+ *
+ * A kernel is a template of its storage type: float, double, bf16 or f16; it computes in
+ * real<S>, float for 16 bits, and rounds once. Kernels and the functors they take belong into an
+ * unnamed namespace of their .cu file: two files' templates of the same name would be one.
+ *
+ *     namespace {
+ *     template <class R> struct plus {
+ *         __device__ R operator()(R a, R b) const { return a + b; }
+ *     };
+ *     }
+ *     gpu::for_float(dtype, [&](auto t) {
+ *         using S = typename decltype(t)::storage;
+ *         gpu::map(n, plus<gpu::real<S>>{}, (S *)out, (const S *)x, (const S *)y);
+ *     });
+ */
+#pragma once
+
+#include "array/cuda/gpu_lang.h"
+
+namespace gpu {
+using bf16 = __nv_bfloat16;
+using f16 = __half;
+
+/* ---- storage types ---- */
+
+template <class S> struct math_type {
+    using type = float;
+};
+template <> struct math_type<double> {
+    using type = double;
+};
+template <class S> using real = typename math_type<S>::type;
+
+__device__ inline float to_real(float x)
+{
+    return x;
+}
+__device__ inline double to_real(double x)
+{
+    return x;
+}
+__device__ inline float to_real(bf16 x)
+{
+    return __bfloat162float(x);
+}
+__device__ inline float to_real(f16 x)
+{
+    return __half2float(x);
+}
+
+/* Rounded to nearest, ties to even. */
+template <class S> __device__ inline S from_real(real<S> x)
+{
+    if constexpr (sizeof(S) > 2)
+        return x;
+    else if constexpr (std::is_same_v<S, bf16>)
+        return __float2bfloat16_rn(x);
+    else
+        return __float2half_rn(x);
+}
+
+/* f(type<S>()) for the storage type of a float dtype, or of any dtype. */
+template <class S> struct type {
+    using storage = S;
+};
+template <class F> void for_float(dt_dtype dtype, F f)
+{
+    switch (dtype) {
+    case DT_F32: f(type<float>()); break;
+    case DT_BF16: f(type<bf16>()); break;
+    case DT_F16: f(type<f16>()); break;
+    case DT_F64: f(type<double>()); break;
+    default: break;
+    }
+}
+template <class F> void for_any(dt_dtype dtype, F f)
+{
+    switch (dtype) {
+    case DT_I32: f(type<int32_t>()); break;
+    case DT_I64: f(type<int64_t>()); break;
+    case DT_U8: f(type<uint8_t>()); break;
+    default: for_float(dtype, f); break;
+    }
+}
+
+/* ---- accesses ---- */
+
+/* N neighbours, moved by accesses of at most 16 bytes: their address must be a multiple of what is
+ * moved at once. PER_16 fill one access. */
+template <class S, int N> struct alignas(sizeof(S) * N < 16 ? sizeof(S) * N : 16) pack {
+    S at[N];
+};
+template <class S> constexpr int PER_16 = 16 / (int)sizeof(S);
+
+template <int N, class S> __device__ inline pack<S, N> load(const S *p)
+{
+    return *reinterpret_cast<const pack<S, N> *>(p);
+}
+template <class S, int N> __device__ inline void store(S *p, const pack<S, N> &x)
+{
+    *reinterpret_cast<pack<S, N> *>(p) = x;
+}
+/* The same in the math type. */
+template <int N, class S> __device__ inline void load_real(const S *p, real<S> (&x)[N])
+{
+    const pack<S, N> raw = load<N>(p);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        x[i] = to_real(raw.at[i]);
+}
+template <int N, class S> __device__ inline void store_real(S *p, const real<S> (&x)[N])
+{
+    pack<S, N> raw;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        raw.at[i] = from_real<S>(x[i]);
+    store(p, raw);
+}
+
+/* May packs of N elements be moved at these addresses? (N elements from the start of every row: the
+ * row's length must be a multiple of N too.) NULL: no array. */
+template <int N, class... S> bool fits(const S *...p)
+{
+    return (((uintptr_t)p % alignof(pack<S, N>) == 0) && ...);
+}
+
+/* ---- warps and blocks: fixed orders, every thread gets the result ---- */
+
+constexpr unsigned ALL_LANES = 0xffffffffu;
+
+struct plus_op {
+    template <class T> __device__ T operator()(T a, T b) const
+    {
+        return a + b;
+    }
+};
+/* A NaN stays. */
+struct max_op {
+    template <class T> __device__ T operator()(T a, T b) const
+    {
+        return b > a || b != b ? b : a;
+    }
+};
+
+/* op is commutative: lanes i and j compute op(i, j) and op(j, i). */
+template <class T, class Op> __device__ inline T warp_reduce(T x, Op op)
+{
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        x = op(x, __shfl_xor_sync(ALL_LANES, x, step));
+    return x;
+}
+
+/* Over a block of one dim, a multiple of 32 threads: all of them must call it. */
+template <class T, class Op> __device__ inline T block_reduce(T x, Op op)
+{
+    __shared__ T part[32];
+    x = warp_reduce(x, op);
+    __syncthreads(); /* the last call's parts have been read */
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = part[0];
+    for (unsigned w = 1; w < blockDim.x / 32; w++)
+        x = op(x, part[w]);
+    return x;
+}
+template <class T> __device__ inline T block_sum(T x)
+{
+    return block_reduce(x, plus_op());
+}
+
+/* ---- launches ---- */
+
+constexpr int BLOCK = 256; /* threads, where nothing asks for another number */
+
+/* Blocks for n indices, `each` a block. */
+inline unsigned blocks(int64_t n, int64_t each)
+{
+    return (unsigned)((n + each - 1) / each);
+}
+
+template <int N, class F, class S, class... In>
+__device__ inline void map_pack(F f, S *out, pack<In, N>... x)
+{
+    pack<S, N> y;
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        y.at[j] = from_real<S>(f(to_real(x.at[j])...));
+    store(out, y);
+}
+
+template <int N, class F, class S, class... In>
+__global__ void __launch_bounds__(BLOCK) map_kernel(int64_t n, F f, S *out, const In *...in)
+{
+    const int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * N;
+    if (i + N <= n) {
+        map_pack<N>(f, out + i, load<N>(in + i)...);
+        return;
+    }
+    for (int64_t j = i; j < n; j++)
+        map_pack<1>(f, out + j, load<1>(in + j)...);
+}
+
+/* out[i] = f(in[i]...), i < n, in the math types. out may be one of them. */
+template <class F, class S, class... In> void map(int64_t n, F f, S *out, const In *...in)
+{
+    constexpr int N = PER_16<S>;
+    if (n <= 0)
+        return;
+    if (fits<N>(out, in...))
+        GPU_LAUNCH((map_kernel<N, F, S, In...>), blocks(n, (int64_t)BLOCK * N), BLOCK, 0,
+                   dti_gpu_stream(), n, f, out, in...);
+    else
+        GPU_LAUNCH((map_kernel<1, F, S, In...>), blocks(n, BLOCK), BLOCK, 0, dti_gpu_stream(), n, f,
+                   out, in...);
+}
+} // namespace gpu
