@@ -63,7 +63,8 @@ void dt_tape_print(const dt_tape *tape, void (*print)(void *arg, const char *lin
  * Collective: the adjoints of the redistributes recorded.   Errors: the tape's, or of a failing
  * backward. Saved tensors go as the walk passes them; a tape is walked once. */
 DT_NODISCARD dt_status dt_backward(dt_tape *tape, dt_tensor *loss);
-/* From n outputs with given gradients (NULL entries: none), for pipeline stages. */
+/* From n outputs with given gradients (NULL entries: none), for pipeline stages. An output may be a
+ * leaf that was handed on. */
 DT_NODISCARD dt_status dt_backward_from(dt_tape *tape, int n, dt_tensor *const *outputs,
                                         const dt_local *grads);
 /* The same in two parts (zero-bubble schedules), together bit-equal to dt_backward: first the

@@ -15,6 +15,8 @@
 
 typedef struct dt_pipeline dt_pipeline;
 
+enum { DT_PP_MAX_SKIPS = 4, DT_PP_FIRST_SKIP = 4 };
+
 typedef struct dt_pipeline_options {
     dt_chain chain;       /* what the model is made of (dt_model_chain); static text */
     /* Which layers the stages have. "equal", or NULL: equally many, the first ones with one more.
@@ -25,6 +27,11 @@ typedef struct dt_pipeline_options {
     const char *split;
     int64_t hidden;       /* tensors between stages are [samples, seq_len, hidden], f32 */
     const char *boundary; /* and placed so: "S(0)@dp_replicate>dp_shard"; copied */
+    /* Skip connections: tensors [samples, seq_len, skip[i]] that go along from stage to stage,
+     * placed alike, until 0. Stages take them as values DT_PP_FIRST_SKIP + i of their call (NULL at
+     * the first one) and, but for the last one, give them at the same places: what was made there,
+     * or what came. One that is yet to be made is of what values you like; its gradient is 0. */
+    int64_t skip[DT_PP_MAX_SKIPS];
     /* 0: gathering and freeing is fully_shard's own; else, at least 2: the schedule's, which keeps
      * the next so many stages whole (dt_pp_lower) */
     int max_unsharded;
@@ -81,8 +88,8 @@ typedef struct dt_pipeline_pass {
  * forward only, microbatch after microbatch.
  *   out  loss   this rank's terms: of the last stage's ranks, 0 elsewhere
  * Before the first pass of its kind (sizes of microbatches, seq_len, with or without gradients and
- * targets, loss) all stages are rehearsed without numbers: what cannot work is an error on all
- * ranks of the mesh before anything moves. A stage that fails later sends failures in place of what
+ * targets, loss) all stages are rehearsed without numbers: what cannot work, and a pass that is
+ * another one on some rank, is an error on all ranks of the mesh before anything moves. A stage that fails later sends failures in place of what
  * is due from it: all ranks of the line end with its error, and may go on (dt_fsdp_reset where it
  * is used, dt_module_clear_grads, the next pass). A rank that fails where the others of its stage
  * do not (a file, memory) must end its part in the world, which fails their waits.

@@ -1,5 +1,6 @@
-/* pp/message.c - tensors between ranks. A message is a word and a tensor; the word is 0, or says
- * that there is no tensor because a stage failed, and then the rest is only of the right size.
+/* pp/message.c - tensors between ranks. A message is a word and a tensor, with its skips; the word
+ * is 0, or says that there is no tensor because a stage failed, and then the rest is only of the
+ * right size.
  * So a failure travels in place of what is due, and every receive is matched.
  *
  * A message is waited for when its tensor is used; a send when the next one to the same side
@@ -21,11 +22,11 @@ static dt_status new_word(const dt_pipeline *p, int32_t value, dt_array *out)
     return st;
 }
 
-/* What goes in place of a tensor: bytes that nobody reads. */
-static dt_status stand_in(const dti_run *r, int k, bool back, dt_array *out)
+/* What goes in place of tensor i: bytes that nobody reads. */
+static dt_status stand_in(const dti_run *r, int k, int i, bool back, dt_array *out)
 {
     const dt_layout *layout = NULL;
-    DT_TRY(dti_pp_boundary(r, k, back, &layout));
+    DT_TRY(dti_pp_boundary(r, k, i, back, &layout));
     DT_TRY(dt_array_create(dt_mesh_heap(r->p->mesh), DT_F32, dt_mesh_local(layout, NULL),
                            DT_TAG_COMM, out));
     dt_array_zero(out);
@@ -35,22 +36,28 @@ static dt_status stand_in(const dti_run *r, int k, bool back, dt_array *out)
 dt_status dti_pp_send(dti_run *r, dti_stage *s, int k, bool back)
 {
     dti_cell *c = &s->cell[k];
-    dt_array word = {0}, tensor = {0};
+    const int n = r->p->ntensors;
+    dt_array part[1 + DTI_PP_TENSORS] = {{0}}; /* the word, and what it tells of */
+    const dt_array *list[1 + DTI_PP_TENSORS];
     dt_status st = DT_OK;
-    if (r->failed)
-        DT_TRY_TO(done, st, stand_in(r, k, back, &tensor));
-    else
-        tensor = dt_array_share(back ? &c->dx.array : dt_tensor_local(c->y));
+    for (int i = 0; i < n; i++) {
+        if (r->failed)
+            DT_TRY_TO(done, st, stand_in(r, k, i, back, &part[1 + i]));
+        else
+            part[1 + i] = dt_array_share(back ? &c->dx[i].array : dt_tensor_local(c->y[i]));
+    }
     if (back)
-        dti_pp_release(&c->dx);
-    DT_TRY_TO(done, st, new_word(r->p, r->failed, &word));
+        dti_pp_release(c->dx);
+    DT_TRY_TO(done, st, new_word(r->p, r->failed, &part[0]));
+    for (int i = 0; i <= n; i++)
+        list[i] = &part[i];
     DT_TRY_TO(done, st, dt_work_wait(&s->sent[back]));
     DT_TRY_TO(done, st,
-              dt_send(r->p->line, r->p->owner[s->index + (back ? -1 : 1)], 2,
-                      (const dt_array *const[]){&word, &tensor}, label(back), &s->sent[back]));
+              dt_send(r->p->line, r->p->owner[s->index + (back ? -1 : 1)], 1 + n, list, label(back),
+                      &s->sent[back]));
 done:
-    dt_array_release(&word);
-    dt_array_release(&tensor);
+    for (int i = 0; i <= n; i++)
+        dt_array_release(&part[i]);
     return st;
 }
 
@@ -58,20 +65,15 @@ dt_status dti_pp_receive(dti_run *r, const dti_stage *s, int k, bool back)
 {
     dt_pipeline *p = r->p;
     dti_cell *c = &s->cell[k];
+    dt_array *into[1 + DTI_PP_TENSORS] = {&c->word};
     DT_REQUIRE(p->received < p->slots, DT_ERR_STATE,
-               "%d tensors wait already, as many as the simulator has seen", p->slots);
+               "%d microbatches wait already, as many as the simulator has seen", p->slots);
     DT_TRY(new_word(p, 0, &c->word));
-    dt_array *into = &c->dy.array;
-    if (back) {
-        DT_TRY(dti_pp_boundary(r, k, true, &c->dy.layout));
-        DT_TRY(dt_array_create(dt_mesh_heap(p->mesh), DT_F32, dt_mesh_local(c->dy.layout, NULL),
-                               DT_TAG_GRADIENT, into));
-    } else {
-        DT_TRY(dti_pp_input(r, k, NULL, c));
-        into = dt_tensor_local(c->x);
-    }
-    DT_TRY(dt_recv(p->line, p->owner[s->index + (back ? 1 : -1)], 2,
-                   (dt_array *const[]){&c->word, into}, label(back), &c->arriving));
+    DT_TRY(back ? dti_pp_output_gradient(r, k, c) : dti_pp_input(r, k, NULL, c));
+    for (int i = 0; i < p->ntensors; i++)
+        into[1 + i] = back ? &c->dy[i].array : dt_tensor_local(c->x[i]);
+    DT_TRY(dt_recv(p->line, p->owner[s->index + (back ? 1 : -1)], 1 + p->ntensors, into,
+                   label(back), &c->arriving));
     p->received++;
     p->peak_received = p->received > p->peak_received ? p->received : p->peak_received;
     return DT_OK;

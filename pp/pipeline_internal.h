@@ -6,15 +6,17 @@
 #include "pp/pp_internal.h"
 
 enum { DTI_PP_CHANNEL = 3, DTI_PP_MAX_TIES = 4, DTI_PP_REHEARSALS = 8 };
+enum { DTI_PP_TENSORS = 1 + DT_PP_MAX_SKIPS }; /* between stages, at most */
 
-/* One microbatch in one stage. */
+/* One microbatch in one stage. First of x, y and their gradients is the one that every pipeline
+ * has; skips follow. */
 typedef struct dti_cell {
     dt_tape *tape;
-    dt_tensor *x; /* from the stage before: a leaf that asks for a gradient */
+    dt_tensor *x[DTI_PP_TENSORS]; /* from the stage before: leaves that ask for gradients */
     dt_tensor *ids, *targets, *aside[2];
-    dt_tensor *y;      /* the tape's */
-    dt_local dy, dx;   /* gradients of y and of x */
-    dt_work *arriving; /* of x or dy, after a word that says whether it is one */
+    dt_tensor *y[DTI_PP_TENSORS];                    /* the tape's, or x */
+    dt_local dy[DTI_PP_TENSORS], dx[DTI_PP_TENSORS]; /* gradients */
+    dt_work *arriving; /* of x or dy, after a word that says whether they are some */
     dt_array word;
 } dti_cell;
 
@@ -47,6 +49,7 @@ struct dt_pipeline {
     dt_pp_schedule *lowered;
     dt_pipeline_options options;
     char *boundary;    /* options.boundary */
+    int ntensors;      /* between stages */
     int rank, nstages; /* in the line; here */
     int nlayers;       /* of the whole model */
     int *layers;       /* of each stage */
@@ -88,11 +91,12 @@ dt_status dti_pp_reduce_ties(dt_pipeline *p);
 
 dti_stage *dti_pp_stage(dt_pipeline *p, int index); /* NULL: on another rank */
 void dti_pp_release(dt_local *l);
-/* How a tensor between stages is placed: [samples of microbatch k, seq_len, hidden]; or, dual, its
- * gradient. */
-dt_status dti_pp_boundary(const dti_run *r, int k, bool dual, const dt_layout **out);
-/* c->x, with the values of `given` or (NULL) with none yet. */
-dt_status dti_pp_input(const dti_run *r, int k, const dt_array *given, dti_cell *c);
+/* How tensor i between stages is placed: [samples of microbatch k, seq_len, features]; or, dual,
+ * its gradient. */
+dt_status dti_pp_boundary(const dti_run *r, int k, int i, bool dual, const dt_layout **out);
+/* c->x, with the values that `from` gives or (NULL) with none yet; c->dy without values. */
+dt_status dti_pp_input(const dti_run *r, int k, const dti_cell *from, dti_cell *c);
+dt_status dti_pp_output_gradient(const dti_run *r, int k, dti_cell *c);
 /* ids and targets, where the stage takes them and they are not there yet. */
 dt_status dti_pp_read(const dti_run *r, const dti_stage *s, int k, dti_cell *c);
 /* c->tape, c->x or c->ids, and c->targets are there: make c->y, and see that it fits. */

@@ -56,13 +56,48 @@ static dt_status play(const dti_run *r, const dti_stage *s, int k, dti_cell *c)
     DT_TRY(dti_pp_compute(r, s, k, c));
     if (r->pass->tape.no_grad)
         return DT_OK;
-    if (s->index < r->p->lowered->nstages - 1) {
-        DT_TRY(dti_pp_boundary(r, k, true, &c->dy.layout));
-        DT_TRY(dt_array_create(dt_mesh_heap(r->p->mesh), DT_F32, dt_mesh_local(c->dy.layout, NULL),
-                               DT_TAG_GRADIENT, &c->dy.array));
-    }
+    if (s->index < r->p->lowered->nstages - 1)
+        DT_TRY(dti_pp_output_gradient(r, k, c));
     DT_TRY(dti_pp_compute_back(r, s, k, c, false));
     DT_TRY(dt_backward_weight(c->tape));
+    return DT_OK;
+}
+
+/* The same pass and boundary on all ranks? One all-reduce gives the largest of each number and of
+ * its negative. Collective: the mesh. */
+static dt_status compare(const dt_pipeline *p, const dti_rehearsal *kind, int nmicrobatches)
+{
+    static const char *const what[] = {"the number of microbatches",
+                                       "the number of samples at once",
+                                       "the number of samples of the last microbatch",
+                                       "seq_len",
+                                       "no_grad",
+                                       "no_targets",
+                                       "whether there is a loss",
+                                       "whether there are tensors aside",
+                                       "hidden",
+                                       "the number of skips",
+                                       "the number of features of skips",
+                                       "a hash of the boundary's placement"};
+    enum { N = DT_COUNT(what) };
+    const dt_pipeline_options *o = &p->options;
+    int64_t hash = 0, features = 0, fact[2 * N];
+    for (const char *c = o->boundary; *c; c++)
+        hash = (hash * 31 + *c) % 1000003;
+    for (int i = 0; i < p->ntensors - 1; i++)
+        features = features * 31 + o->skip[i];
+    const int64_t mine[N] = {nmicrobatches, kind->at_once,    kind->tail,         kind->seq_len,
+                             kind->no_grad, kind->no_targets, kind->loss != NULL, kind->aside,
+                             o->hidden,     p->ntensors - 1,  features,           hash};
+    for (int i = 0; i < N; i++) {
+        fact[i] = mine[i];
+        fact[N + i] = -mine[i];
+    }
+    DT_TRY(dt_all_reduce_i64_sync(p->all, fact, 2 * N, DT_REDUCE_MAX));
+    for (int i = 0; i < N; i++)
+        DT_REQUIRE(fact[i] == -fact[N + i], DT_ERR_ARG,
+                   "ranks run different passes: %s is %lld here, elsewhere %lld to %lld", what[i],
+                   (long long)mine[i], (long long)-fact[N + i], (long long)fact[i]);
     return DT_OK;
 }
 
@@ -97,13 +132,14 @@ static dt_status play_stage(const dti_run *r, const dti_stage *s, int k)
     swap_grads(s->root, kept, true);
     free(kept);
     dt_tape_destroy(&c.tape);
-    dt_tensor_destroy(&c.x);
+    for (int i = 0; i < DTI_PP_TENSORS; i++)
+        dt_tensor_destroy(&c.x[i]);
     dt_tensor_destroy(&c.ids);
     dt_tensor_destroy(&c.targets);
     dt_tensor_destroy(&c.aside[0]);
     dt_tensor_destroy(&c.aside[1]);
-    dti_pp_release(&c.dy);
-    dti_pp_release(&c.dx);
+    dti_pp_release(c.dy);
+    dti_pp_release(c.dx);
     return st != DT_OK ? st : off;
 }
 
@@ -156,6 +192,7 @@ dt_status dti_pp_rehearse(dti_run *r)
     const dti_rehearsal kind = kind_of(r);
     if (known(p, &kind))
         return DT_OK;
+    DT_TRY(compare(p, &kind, r->nmicrobatches));
     DT_TRY(dt_comm_agree_sync(p->all, play_unseen(r)));
     p->rehearsed[p->nrehearsed++ % DTI_PP_REHEARSALS] = kind;
     return DT_OK;

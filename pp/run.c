@@ -148,7 +148,7 @@ void dti_pp_abandon(dt_pipeline *p)
         for (int k = 0; s->cell && k < p->lowered->nmicrobatches; k++) {
             s->cell[k].arriving = NULL;
             dti_pp_finish(p, &s->cell[k]);
-            dti_pp_release(&s->cell[k].dx);
+            dti_pp_release(s->cell[k].dx);
             dt_array_release(&s->cell[k].word);
         }
     }

@@ -222,6 +222,9 @@ static dt_status build(dt_pipeline *p, dt_module **model, dt_mesh *mesh, const c
     DT_REQUIRE(schedule->nranks == ranks, DT_ERR_ARG,
                "the schedule is for %d ranks, axis %s has %d", schedule->nranks, axis, ranks);
     p->rank = dt_mesh_coord(mesh)[a];
+    while (p->ntensors < DT_PP_MAX_SKIPS && p->options.skip[p->ntensors])
+        p->ntensors++;
+    p->ntensors++;
     p->options.boundary = p->boundary = strdup(p->options.boundary);
     DT_REQUIRE(p->boundary, DT_ERR_NOMEM, "a layout's text");
     DT_TRY(find_owners(p, schedule));

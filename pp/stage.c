@@ -5,6 +5,8 @@
  * by hand. Read first: pp/run.c. Read next: pp/message.c. */
 #include "pp/pipeline_internal.h"
 
+#include <string.h>
+
 dti_stage *dti_pp_stage(dt_pipeline *p, int index)
 {
     for (int i = 0; i < p->nstages; i++)
@@ -24,13 +26,14 @@ static void samples_of(const dti_run *r, int k, int64_t *lo, int64_t *hi)
     *hi = *lo + r->pass->at_once < r->pass->samples ? *lo + r->pass->at_once : r->pass->samples;
 }
 
-dt_status dti_pp_boundary(const dti_run *r, int k, bool dual, const dt_layout **out)
+dt_status dti_pp_boundary(const dti_run *r, int k, int i, bool dual, const dt_layout **out)
 {
+    const dt_pipeline_options *o = &r->p->options;
     int64_t lo = 0, hi = 0;
     samples_of(r, k, &lo, &hi);
-    DT_TRY(dt_mesh_layout_text(r->p->mesh,
-                               DT_SHAPE(hi - lo, r->pass->seq_len, r->p->options.hidden),
-                               r->p->options.boundary, out));
+    DT_TRY(dt_mesh_layout_text(
+        r->p->mesh, DT_SHAPE(hi - lo, r->pass->seq_len, i == 0 ? o->hidden : o->skip[i - 1]),
+        o->boundary, out));
     if (dual) {
         const dt_layout back = dt_layout_dual(*out);
         DT_TRY(dt_mesh_layout(r->p->mesh, &back, out));
@@ -38,10 +41,18 @@ dt_status dti_pp_boundary(const dti_run *r, int k, bool dual, const dt_layout **
     return DT_OK;
 }
 
-void dti_pp_release(dt_local *l)
+void dti_pp_release(dt_local *list)
 {
-    dt_array_release(&l->array);
-    *l = (dt_local){0};
+    for (int i = 0; i < DTI_PP_TENSORS; i++) {
+        dt_array_release(&list[i].array);
+        list[i] = (dt_local){0};
+    }
+}
+
+/* Where tensor i is among the values of a call. */
+static int value_of(int i)
+{
+    return i == 0 ? 0 : DT_PP_FIRST_SKIP - 1 + i;
 }
 
 /* ---- tapes ---- */
@@ -65,7 +76,8 @@ static dt_status take_tape(dti_run *r, int k, dt_tape **out)
 
 void dti_pp_finish(dt_pipeline *p, dti_cell *c)
 {
-    c->y = NULL;
+    for (int i = 0; i < DTI_PP_TENSORS; i++)
+        c->y[i] = NULL;
     if (c->tape) {
         dt_tape_reset(c->tape, NULL);
         p->live--;
@@ -76,25 +88,28 @@ void dti_pp_finish(dt_pipeline *p, dti_cell *c)
             dt_tape_destroy(&c->tape);
         c->tape = NULL;
     }
-    dt_tensor_destroy(&c->x);
+    for (int i = 0; i < DTI_PP_TENSORS; i++)
+        dt_tensor_destroy(&c->x[i]);
     dt_tensor_destroy(&c->ids);
     dt_tensor_destroy(&c->targets);
     dt_tensor_destroy(&c->aside[0]);
     dt_tensor_destroy(&c->aside[1]);
-    dti_pp_release(&c->dy);
+    dti_pp_release(c->dy);
 }
 
 /* ---- forward ---- */
 
-dt_status dti_pp_input(const dti_run *r, int k, const dt_array *given, dti_cell *c)
+dt_status dti_pp_input(const dti_run *r, int k, const dti_cell *from, dti_cell *c)
 {
-    const dt_layout *layout = NULL;
-    DT_TRY(dti_pp_boundary(r, k, false, &layout));
-    if (given)
-        DT_TRY(dt_from_array(layout, given, &c->x));
-    else
-        DT_TRY(dt_tensor_create(layout, DT_F32, DT_TAG_ACTIVATION, &c->x));
-    dt_tensor_set_requires_grad(c->x, !r->pass->tape.no_grad);
+    for (int i = 0; i < r->p->ntensors; i++) {
+        const dt_layout *layout = NULL;
+        DT_TRY(dti_pp_boundary(r, k, i, false, &layout));
+        if (from)
+            DT_TRY(dt_from_array(layout, dt_tensor_local(from->y[i]), &c->x[i]));
+        else
+            DT_TRY(dt_tensor_create(layout, DT_F32, DT_TAG_ACTIVATION, &c->x[i]));
+        dt_tensor_set_requires_grad(c->x[i], !r->pass->tape.no_grad);
+    }
     return DT_OK;
 }
 
@@ -112,38 +127,57 @@ dt_status dti_pp_read(const dti_run *r, const dti_stage *s, int k, dti_cell *c)
     return DT_OK;
 }
 
-static dt_status check_output(const dti_run *r, const dti_stage *s, int k, const dti_cell *c)
+static dt_status check_output(const dti_run *r, const dti_stage *s, int k, int i, dt_tensor *got)
 {
-    const dt_layout *want = NULL, *got = dt_tensor_layout(c->y);
+    const dt_layout *want = NULL, *is = got ? dt_tensor_layout(got) : NULL;
     char a[DT_LAYOUT_TEXT], b[DT_LAYOUT_TEXT], x[DT_SHAPE_TEXT], y[DT_SHAPE_TEXT];
-    DT_TRY(dti_pp_boundary(r, k, false, &want));
-    DT_REQUIRE(got == want && dt_tensor_dtype(c->y) == DT_F32, DT_ERR_PLACEMENT,
-               "stage %d gives %s %s %s, the next one takes %s %s f32", s->index,
-               dt_shape_print(got->shape, x, sizeof x), dt_layout_print(got, a, sizeof a),
-               dt_dtype_name(dt_tensor_dtype(c->y)), dt_shape_print(want->shape, y, sizeof y),
+    DT_TRY(dti_pp_boundary(r, k, i, false, &want));
+    DT_REQUIRE(got, DT_ERR_SHAPE,
+               "stage %d gives nothing as value %d, the next one takes %s %s f32", s->index,
+               value_of(i), dt_shape_print(want->shape, y, sizeof y),
                dt_layout_print(want, b, sizeof b));
+    DT_REQUIRE(is == want && dt_tensor_dtype(got) == DT_F32, DT_ERR_PLACEMENT,
+               "stage %d gives %s %s %s as value %d, the next one takes %s %s f32", s->index,
+               dt_shape_print(is->shape, x, sizeof x), dt_layout_print(is, a, sizeof a),
+               dt_dtype_name(dt_tensor_dtype(got)), value_of(i),
+               dt_shape_print(want->shape, y, sizeof y), dt_layout_print(want, b, sizeof b));
     return DT_OK;
+}
+
+/* What the stage is called with. */
+static dt_values values_of(const dti_run *r, const dti_stage *s, const dti_cell *c, bool loss)
+{
+    const int skips = r->p->ntensors - 1;
+    dt_values in = {.n = skips ? DT_PP_FIRST_SKIP + skips : r->pass->aside ? 4 : loss ? 2 : 1};
+    in.value[0] = s->index == 0 ? c->ids : c->x[0];
+    in.value[1] = loss ? c->targets : NULL;
+    in.value[2] = c->aside[0];
+    in.value[3] = c->aside[1];
+    for (int i = 1; i <= skips; i++)
+        in.value[value_of(i)] = c->x[i];
+    return in;
 }
 
 dt_status dti_pp_compute(const dti_run *r, const dti_stage *s, int k, dti_cell *c)
 {
-    const bool loss = is_last(r, s) && !r->pass->no_targets, own = loss && r->pass->loss;
-    const dt_values in = {.n = r->pass->aside ? 4 : loss && !own ? 2 : 1,
-                          .value = {s->index == 0 ? c->ids : c->x, own ? NULL : c->targets,
-                                    c->aside[0], c->aside[1]}};
+    const bool last = is_last(r, s), loss = last && !r->pass->no_targets,
+               own = loss && r->pass->loss;
+    const dt_values in = values_of(r, s, c, loss && !own);
     const dt_values out = dt_module_call(s->root, c->tape, &in);
     DT_TRY(dt_tape_status(c->tape));
-    c->y = out.value[0];
+    for (int i = 0; i < (last ? 1 : r->p->ntensors); i++) {
+        c->y[i] = value_of(i) < out.n ? out.value[value_of(i)] : NULL;
+        if (!last)
+            DT_TRY(check_output(r, s, k, i, c->y[i]));
+    }
     if (own) {
-        c->y = r->pass->loss(r->pass->arg, c->tape, c->y, c->targets);
+        c->y[0] = r->pass->loss(r->pass->arg, c->tape, c->y[0], c->targets);
         DT_TRY(dt_tape_status(c->tape));
     }
     if (loss)
-        DT_REQUIRE(dt_shape_count(dt_tensor_layout(c->y)->shape) == 1, DT_ERR_SHAPE,
+        DT_REQUIRE(dt_shape_count(dt_tensor_layout(c->y[0])->shape) == 1, DT_ERR_SHAPE,
                    "the last stage's loss has %lld elements, not one",
-                   (long long)dt_shape_count(dt_tensor_layout(c->y)->shape));
-    if (!is_last(r, s))
-        DT_TRY(check_output(r, s, k, c));
+                   (long long)dt_shape_count(dt_tensor_layout(c->y[0])->shape));
     return DT_OK;
 }
 
@@ -153,11 +187,11 @@ static dt_status take_output(dti_run *r, int k, dti_cell *c)
     int64_t lo = 0, hi = 0;
     samples_of(r, k, &lo, &hi);
     if (r->pass->output) {
-        DT_TRY(r->pass->output(r->pass->arg, lo, hi, c->y));
+        DT_TRY(r->pass->output(r->pass->arg, lo, hi, c->y[0]));
         return DT_OK;
     }
     float term = 0;
-    DT_TRY(dt_array_read(dt_tensor_local(c->y), &term, 1));
+    DT_TRY(dt_array_read(dt_tensor_local(c->y[0]), &term, 1));
     r->loss += (double)term;
     return DT_OK;
 }
@@ -175,7 +209,7 @@ dt_status dti_pp_forward(dti_run *r, dti_stage *s, int k)
         return take_output(r, k, c);
     const dti_stage *next = dti_pp_stage(r->p, s->index + 1);
     if (next)
-        DT_TRY(dti_pp_input(r, k, dt_tensor_local(c->y), &next->cell[k]));
+        DT_TRY(dti_pp_input(r, k, c, &next->cell[k]));
     return DT_OK;
 }
 
@@ -183,34 +217,67 @@ dt_status dti_pp_forward(dti_run *r, dti_stage *s, int k)
 
 static dt_status loss_gradient(const dti_run *r, dti_cell *c)
 {
-    const dt_layout dual = dt_layout_dual(dt_tensor_layout(c->y));
-    const dt_array *y = dt_tensor_local(c->y);
-    DT_TRY(dt_mesh_layout(r->p->mesh, &dual, &c->dy.layout));
+    const dt_layout dual = dt_layout_dual(dt_tensor_layout(c->y[0]));
+    const dt_array *y = dt_tensor_local(c->y[0]);
+    DT_TRY(dt_mesh_layout(r->p->mesh, &dual, &c->dy[0].layout));
     DT_TRY(dt_array_create(dt_mesh_heap(r->p->mesh), y->dtype, y->shape, DT_TAG_GRADIENT,
-                           &c->dy.array));
-    dt_array_fill(&c->dy.array, r->pass->loss_scale != 0 ? r->pass->loss_scale : 1);
+                           &c->dy[0].array));
+    dt_array_fill(&c->dy[0].array, r->pass->loss_scale != 0 ? r->pass->loss_scale : 1);
+    return DT_OK;
+}
+
+dt_status dti_pp_output_gradient(const dti_run *r, int k, dti_cell *c)
+{
+    for (int i = 0; i < r->p->ntensors; i++) {
+        DT_TRY(dti_pp_boundary(r, k, i, true, &c->dy[i].layout));
+        DT_TRY(dt_array_create(dt_mesh_heap(r->p->mesh), DT_F32,
+                               dt_mesh_local(c->dy[i].layout, NULL), DT_TAG_GRADIENT,
+                               &c->dy[i].array));
+    }
+    return DT_OK;
+}
+
+/* c->dx: what reached the leaves, brought to their places. */
+static dt_status input_gradient(const dti_run *r, const dti_stage *s, int k, dti_cell *c)
+{
+    const int n = r->p->ntensors;
+    const dt_layout *home[DTI_PP_TENSORS];
+    dt_local grad[DTI_PP_TENSORS];
+    DT_REQUIRE(dt_tensor_grad(c->x[0])->array.storage, DT_ERR_STATE,
+               "no gradient reached the input of stage %d: its loss does not depend on it",
+               s->index);
+    for (int i = 0; i < n; i++) {
+        DT_TRY(dti_pp_boundary(r, k, i, true, &home[i]));
+        if (!dt_tensor_grad(c->x[i])->array.storage) { /* a skip that nobody uses from here on */
+            dt_local none = {.layout = home[i]};
+            DT_TRY(dt_array_create(dt_mesh_heap(r->p->mesh), DT_F32, dt_mesh_local(home[i], NULL),
+                                   DT_TAG_GRADIENT, &none.array));
+            dt_array_zero(&none.array);
+            DT_TRY(dt_tensor_add_grad(c->x[i], &none));
+        }
+        grad[i] = *dt_tensor_grad(c->x[i]);
+    }
+    DT_TRY(dt_move(n, grad, home, 0, "pipeline gradient", DT_TAG_GRADIENT, c->dx));
+    for (int i = 0; i < n; i++)
+        dt_tensor_clear_grad(c->x[i]);
     return DT_OK;
 }
 
 dt_status dti_pp_compute_back(const dti_run *r, const dti_stage *s, int k, dti_cell *c, bool whole)
 {
+    const int n = is_last(r, s) ? 1 : r->p->ntensors;
     if (is_last(r, s))
         DT_TRY(loss_gradient(r, c));
+    for (int i = 1; i < n; i++) /* one that was made of nothing that learns */
+        if (!dt_tensor_requires_grad(c->y[i]))
+            dt_array_release(&c->dy[i].array);
     if (whole)
-        DT_TRY(dt_backward_from(c->tape, 1, &c->y, &c->dy));
+        DT_TRY(dt_backward_from(c->tape, n, c->y, c->dy));
     else
-        DT_TRY(dt_backward_input(c->tape, 1, &c->y, &c->dy));
-    dti_pp_release(&c->dy);
-    if (s->index == 0)
-        return DT_OK;
-    const dt_local *grad = dt_tensor_grad(c->x);
-    const dt_layout *home = NULL;
-    DT_REQUIRE(grad->array.storage, DT_ERR_STATE,
-               "no gradient reached the input of stage %d: its loss does not depend on it",
-               s->index);
-    DT_TRY(dti_pp_boundary(r, k, true, &home));
-    DT_TRY(dt_move(1, grad, &home, 0, "pipeline gradient", DT_TAG_GRADIENT, &c->dx));
-    dt_tensor_clear_grad(c->x);
+        DT_TRY(dt_backward_input(c->tape, n, c->y, c->dy));
+    dti_pp_release(c->dy);
+    if (s->index > 0)
+        DT_TRY(input_gradient(r, s, k, c));
     return DT_OK;
 }
 
@@ -223,8 +290,8 @@ dt_status dti_pp_backward(dti_run *r, dti_stage *s, int k, bool whole)
     DT_TRY(dti_pp_compute_back(r, s, k, c, whole));
     dti_stage *before = dti_pp_stage(r->p, s->index - 1);
     if (before) {
-        before->cell[k].dy = c->dx;
-        c->dx = (dt_local){0};
+        memcpy(before->cell[k].dy, c->dx, sizeof c->dx);
+        memset(c->dx, 0, sizeof c->dx);
     }
     if (whole)
         dti_pp_finish(r->p, c);

@@ -45,7 +45,18 @@ static dt_status refused_body(dt_world *world, void *arg)
     TEST_FAILS(DT_ERR_SHAPE, "local shape", dt_backward_from(b.t, 1, &y, &torn));
     dt_tape_reset(b.t, NULL);
     dt_local right = local_of(x);
-    TEST_FAILS(DT_ERR_STATE, "not on this tape", dt_backward_from(b.t, 1, &x, &right));
+    dt_tape *other = NULL;
+    DT_TRY(dt_tape_create(dt_tensor_mesh(x), NULL, &other));
+    y = dt_scale(other, x, 2);
+    TEST_FAILS(DT_ERR_STATE, "on another tape", dt_backward_from(b.t, 1, &y, &right));
+    dt_tape_destroy(&other);
+    dt_tape_reset(b.t, NULL);
+    DT_TRY(dt_backward_from(b.t, 1, &x, &right)); /* a leaf that was handed on */
+    TEST_THAT(dt_tensor_grad(x)->layout == right.layout &&
+                  memcmp(dt_array_data(&dt_tensor_grad(x)->array), dt_array_data(&right.array),
+                         8 * sizeof(float)) == 0,
+              "it has the gradient");
+    dt_tensor_clear_grad(x);
     dt_tape_reset(b.t, NULL);
     dt_tensor_set_requires_grad(x, false);
     y = dt_scale(b.t, x, 2);
