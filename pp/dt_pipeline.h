@@ -89,10 +89,11 @@ typedef struct dt_pipeline_pass {
  *   out  loss   this rank's terms: of the last stage's ranks, 0 elsewhere
  * Before the first pass of its kind (sizes of microbatches, seq_len, with or without gradients and
  * targets, loss) all stages are rehearsed without numbers: what cannot work, and a pass that is
- * another one on some rank, is an error on all ranks of the mesh before anything moves. A stage that fails later sends failures in place of what
- * is due from it: all ranks of the line end with its error, and may go on (dt_fsdp_reset where it
- * is used, dt_module_clear_grads, the next pass). A rank that fails where the others of its stage
- * do not (a file, memory) must end its part in the world, which fails their waits.
+ * another one on some rank, is an error on all ranks of the mesh before anything moves. A stage
+ * that fails later sends failures in place of what is due from it: all ranks of the line end with
+ * its error, and may go on (dt_fsdp_reset where it is used, dt_module_clear_grads, the next pass).
+ * A rank that fails where the others of its stage do not (a file, memory) must end its part in the
+ * world, which fails their waits.
  * Collective: the mesh.   Blocks: yes.
  * Cost: a send and a receive for each microbatch and boundary between ranks, each way; one of each
  * for a tied parameter; an agreement along the axis, at a new kind of pass one of the mesh.
