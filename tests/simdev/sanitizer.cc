@@ -1,0 +1,66 @@
+/* tests/simdev/sanitizer.cc - what the simulator tells the sanitizers.
+ *
+ * Thread sanitizer: each stream and each simulated thread is a fiber to it, with a vector clock of
+ * its own; events, barriers and shuffles are releases and acquires of tokens. Address sanitizer:
+ * what lies between allocations is poisoned. The functions are weak: NULL in programs that are not
+ * built for that sanitizer. The simulator itself is never instrumented. */
+#include "sim_internal.h"
+
+extern "C" {
+void *__tsan_create_fiber(unsigned flags) __attribute__((weak));
+void *__tsan_get_current_fiber() __attribute__((weak));
+void __tsan_switch_to_fiber(void *fiber, unsigned flags) __attribute__((weak));
+void __tsan_acquire(void *token) __attribute__((weak));
+void __tsan_release(void *token) __attribute__((weak));
+void __tsan_read_range(void *p, unsigned long bytes) __attribute__((weak));
+void __tsan_write_range(void *p, unsigned long bytes) __attribute__((weak));
+void __asan_poison_memory_region(const volatile void *p, size_t bytes) __attribute__((weak));
+void __asan_unpoison_memory_region(const volatile void *p, size_t bytes) __attribute__((weak));
+}
+
+bool sim_tsan()
+{
+    return __tsan_create_fiber != nullptr;
+}
+
+void sim_acquire(void *token)
+{
+    if (__tsan_acquire)
+        __tsan_acquire(token);
+}
+
+void sim_release(void *token)
+{
+    if (__tsan_release)
+        __tsan_release(token);
+}
+
+void *sim_fiber_create()
+{
+    return __tsan_create_fiber ? __tsan_create_fiber(0) : nullptr;
+}
+
+void *sim_fiber_current()
+{
+    return __tsan_get_current_fiber ? __tsan_get_current_fiber() : nullptr;
+}
+
+void sim_fiber_switch(void *fiber)
+{
+    const unsigned no_sync = 1;
+    if (__tsan_switch_to_fiber)
+        __tsan_switch_to_fiber(fiber, no_sync);
+}
+
+void sim_touch(const void *p, size_t bytes, bool write)
+{
+    if (!__tsan_read_range || !bytes)
+        return;
+    (write ? __tsan_write_range : __tsan_read_range)(const_cast<void *>(p), bytes);
+}
+
+void sim_redzone(void *p, size_t bytes, bool poisoned)
+{
+    if (__asan_poison_memory_region)
+        (poisoned ? __asan_poison_memory_region : __asan_unpoison_memory_region)(p, bytes);
+}

@@ -1,0 +1,143 @@
+/* tests/simdev/shared.cc - static shared memory: where it is, what a kernel uses of it.
+ *
+ * simdev.h puts each __shared__ variable into a section simsh_<line>; the symbol tables of the
+ * loaded objects tell where the variables are. All hold poison (NaN) while no grid runs. What a
+ * grid has changed belongs to its kernel: poisoned again after each of its blocks, and counted
+ * against the limit on shared memory. */
+#include "sim_internal.h"
+
+#include <cstring>
+#include <elf.h>
+#include <fcntl.h>
+#include <link.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <unordered_map>
+
+struct Variable {
+    char *at;
+    size_t bytes;
+};
+struct Usage {
+    std::vector<Variable> used;
+    unsigned blocks, grids;
+};
+static std::vector<Variable> variables;
+static std::unordered_map<const void *, Usage> usages;
+
+static bool is_poison(const Variable &v)
+{
+    return v.bytes == 0 || (v.at[0] == '\xff' && !memcmp(v.at, v.at + 1, v.bytes - 1));
+}
+
+static void poison(const Variable &v)
+{
+    memset(v.at, 0xff, v.bytes);
+}
+
+/* ---- finding them ---- */
+
+struct Object {
+    const char *file; /* mapped */
+    char *base;       /* where it is loaded */
+};
+
+static bool is_shared(const Object &o, unsigned section)
+{
+    const ElfW(Ehdr) *head = reinterpret_cast<const ElfW(Ehdr) *>(o.file);
+    const ElfW(Shdr) *sections = reinterpret_cast<const ElfW(Shdr) *>(o.file + head->e_shoff);
+    const char *names = o.file + sections[head->e_shstrndx].sh_offset;
+    return section < head->e_shnum && !strncmp(names + sections[section].sh_name, "simsh_", 6);
+}
+
+static void read_symbols(const Object &o)
+{
+    const ElfW(Ehdr) *head = reinterpret_cast<const ElfW(Ehdr) *>(o.file);
+    const ElfW(Shdr) *sections = reinterpret_cast<const ElfW(Shdr) *>(o.file + head->e_shoff);
+    for (int i = 0; i < head->e_shnum; i++) {
+        if (sections[i].sh_type != SHT_SYMTAB)
+            continue;
+        const ElfW(Sym) *symbols =
+            reinterpret_cast<const ElfW(Sym) *>(o.file + sections[i].sh_offset);
+        for (size_t j = 0; j < sections[i].sh_size / sizeof *symbols; j++)
+            if (ELF64_ST_TYPE(symbols[j].st_info) == STT_OBJECT &&
+                is_shared(o, symbols[j].st_shndx))
+                variables.push_back({o.base + symbols[j].st_value, symbols[j].st_size});
+    }
+}
+
+static int read_object(struct dl_phdr_info *info, size_t, void *)
+{
+    bool program = !info->dlpi_name || !*info->dlpi_name;
+    int file = open(program ? "/proc/self/exe" : info->dlpi_name, O_RDONLY | O_CLOEXEC);
+    struct stat status;
+    if (file < 0)
+        return 0;
+    if (fstat(file, &status) == 0 && status.st_size > 0) {
+        size_t bytes = static_cast<size_t>(status.st_size);
+        void *map = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE, file, 0);
+        if (map != MAP_FAILED) {
+            read_symbols(
+                {static_cast<const char *>(map), reinterpret_cast<char *>(info->dlpi_addr)});
+            munmap(map, bytes);
+        }
+    }
+    close(file);
+    return 0;
+}
+
+/* ---- use ---- */
+
+void sim_shared_before_grids()
+{
+    static bool found = false;
+    if (found)
+        return;
+    found = true;
+    dl_iterate_phdr(read_object, nullptr);
+    for (const Variable &v : variables)
+        poison(v);
+}
+
+static void poison_used(const Usage &usage)
+{
+    for (const Variable &v : usage.used)
+        poison(v);
+}
+
+/* What is no poison now was used by the kernel that ran last. */
+static void look_for_use(Usage &usage)
+{
+    for (const Variable &v : variables) {
+        if (is_poison(v))
+            continue;
+        usage.used.push_back(v);
+        poison(v);
+    }
+}
+
+void sim_shared_after_block(const void *kernel)
+{
+    Usage &usage = usages[kernel];
+    poison_used(usage);
+    if (usage.blocks++ < 16) /* a kernel's use changes little */
+        look_for_use(usage);
+}
+
+void sim_shared_after_grid(const void *kernel)
+{
+    Usage &usage = usages[kernel];
+    if (usage.grids++ % 64 == 0)
+        look_for_use(usage);
+}
+
+size_t sim_shared_bytes(const void *kernel)
+{
+    size_t bytes = 0;
+    auto found = usages.find(kernel);
+    if (found != usages.end())
+        for (const Variable &v : found->second.used)
+            bytes += v.bytes;
+    return bytes;
+}
