@@ -22,12 +22,15 @@ typedef struct dt_matmul_args {
     /* Elements from product to product; 0 for A or B: all use the same. */
     int64_t stride_a, stride_b, stride_c;
     double alpha, beta; /* applied as f32 unless f64; beta = 0 does not read C */
+    const void *bias;   /* [n] in C's dtype: added to every row of C before it is rounded, with
+                           beta 0; NULL: none */
 } dt_matmul_args;
 
 /* dt_matmul_run - (dt_matmul is the op on tensors.) 16-bit inputs are summed in f32 and rounded
- * once. Any size may be 0: with k = 0, C becomes beta C. The same arguments on the same machine
- * give the same bits, whatever the number of threads (dt_compute_threads_set). Elements of C
- * between n and ldc are not touched. Several threads may call it at once; communication workers may
- * not.
- * Errors: DT_ERR_ARG (dtypes, a leading dimension too short), DT_ERR_NOMEM, DT_ERR_DEVICE. */
+ * once. Any size may be 0: with k = 0, C becomes beta C, or the bias. The same arguments on the
+ * same machine give the same bits, whatever the number of threads (dt_compute_threads_set).
+ * Elements of C between n and ldc are not touched. Several threads may call it at once;
+ * communication workers may not.
+ * Errors: DT_ERR_ARG (dtypes, a leading dimension too short, a bias with beta), DT_ERR_NOMEM,
+ * DT_ERR_DEVICE. */
 DT_NODISCARD dt_status dt_matmul_run(const dt_matmul_args *args);

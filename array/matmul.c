@@ -6,6 +6,7 @@
 #include "array/matmul_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { BLOCK = 1024 }; /* elements staged on the stack */
 
@@ -113,6 +114,19 @@ static void scale_rows(void *arg, int64_t lo, int64_t hi)
     }
 }
 
+typedef struct spread_job {
+    rows c;
+    const void *bias;
+} spread_job;
+
+/* C = the bias in every row. */
+static void spread_rows(void *arg, int64_t lo, int64_t hi)
+{
+    const spread_job *job = arg;
+    for (int64_t r = lo; r < hi; r++)
+        memcpy(row_at(&job->c, r), job->bias, (size_t)job->c.cols * dt_dtype_size(job->c.dtype));
+}
+
 typedef struct widen_job {
     rows src;
     float *dst;
@@ -208,6 +222,8 @@ static dt_status check_args(const dt_matmul_args *p)
                "lda=%lld ldb=%lld ldc=%lld are shorter than rows of %lld, %lld, %lld",
                (long long)p->lda, (long long)p->ldb, (long long)p->ldc, (long long)rows_a(p).cols,
                (long long)rows_b(p).cols, (long long)p->n);
+    DT_REQUIRE(p->bias == NULL || p->beta == 0, DT_ERR_ARG,
+               "beta=%g with a bias: C would have to be read; give beta 0", p->beta);
     return DT_OK;
 }
 
@@ -222,6 +238,11 @@ dt_status dt_matmul_run(const dt_matmul_args *args)
         return DT_OK;
     if (p.device == DT_CUDA)
         return dti_cuda_matmul(&p);
+    if (p.bias) {
+        spread_job job = {.c = rows_c(&p), .bias = p.bias};
+        dt_parallel_range(total_rows(&job.c), p.n, spread_rows, &job);
+        p.beta = 1;
+    }
     if (p.k == 0) {
         finish_job job = {.c = rows_c(&p), .beta = p.beta};
         dt_parallel_range(total_rows(&job.c), p.n, scale_rows, &job);

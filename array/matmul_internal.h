@@ -4,6 +4,16 @@
 
 #include "array/dt_matmul.h"
 
+/* FNV-1a, for tables of compiled products: of bytes without padding. */
+static inline uint64_t dti_matmul_hash(const void *key, size_t bytes)
+{
+    const unsigned char *byte = key;
+    uint64_t h = 14695981039346656037ull;
+    for (size_t i = 0; i < bytes; i++)
+        h = (h ^ byte[i]) * 1099511628211ull;
+    return h ^ h >> 32;
+}
+
 /* matmul_plain.c, in every build. */
 void dti_matmul_plain_f32(const dt_matmul_args *args);
 void dti_matmul_plain_f64(const dt_matmul_args *args);

@@ -100,15 +100,6 @@ static thread_cache *get_cache(void)
     return cache;
 }
 
-static uint64_t hash_key(const product_key *key)
-{
-    const unsigned char *byte = (const unsigned char *)key;
-    uint64_t h = 14695981039346656037ull; /* FNV-1a */
-    for (size_t i = 0; i < sizeof *key; i++)
-        h = (h ^ byte[i]) * 1099511628211ull;
-    return h ^ h >> 32;
-}
-
 static dnnl_data_type_t data_type(dt_dtype dtype)
 {
     if (dtype == DT_BF16)
@@ -148,7 +139,8 @@ static slot *find_product(thread_cache *cache, const dt_matmul_args *p)
 {
     const product_key key = {p->dtype, p->dtype_c, p->trans_a, p->trans_b, p->m,        p->n,
                              p->k,     p->lda,     p->ldb,     p->ldc,     p->beta != 0};
-    slot *first = &cache->slot[hash_key(&key) % (SLOTS / WAYS) * WAYS], *s = first;
+    slot *first = &cache->slot[dti_matmul_hash(&key, sizeof key) % (SLOTS / WAYS) * WAYS],
+         *s = first;
     while (s < first + WAYS && s->key.m != 0 && memcmp(&s->key, &key, sizeof key) != 0)
         s++;
     if (s == first + WAYS) { /* all taken: the oldest goes */

@@ -14,6 +14,7 @@ typedef struct context {
     cudaStream_t compute;
     void *scratch;
     size_t scratch_bytes;
+    dti_gpu_kept products;
     dti_gpu_counts counts;
     cudaError_t error;
     char what[ERROR_BYTES];
@@ -55,6 +56,11 @@ dti_gpu_counts dti_gpu_get_counts(void)
     return mine ? mine->counts : (dti_gpu_counts){0};
 }
 
+dti_gpu_kept *dti_gpu_products(void)
+{
+    return &mine->products;
+}
+
 void dti_gpu_sync(void)
 {
     mine->counts.waits++;
@@ -80,6 +86,8 @@ void *dti_gpu_scratch(size_t bytes)
 static void close_context(void)
 {
     (void)cudaStreamSynchronize(mine->compute);
+    if (mine->products.drop)
+        mine->products.drop(mine->products.state);
     (void)cudaFree(mine->scratch);
     (void)cudaStreamDestroy(mine->compute);
     free(mine);

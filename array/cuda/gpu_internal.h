@@ -22,6 +22,13 @@ bool dti_gpu_ok(cudaError_t error, const char *what, const char *file, int line)
 /* The first error since the context was made; a broken device stays broken. Errors:
  * DT_ERR_DEVICE. */
 dt_status dti_gpu_status(void);
+/* What array/cuda/matmul.c keeps in this thread's context: zeros at first; `drop` ends it with the
+ * context. */
+typedef struct dti_gpu_kept {
+    void *state;
+    void (*drop)(void *state);
+} dti_gpu_kept;
+dti_gpu_kept *dti_gpu_products(void);
 /* Every launch is counted, and every wait of the host for the device; for tests and reports. */
 typedef struct dti_gpu_counts {
     int64_t launches, waits;

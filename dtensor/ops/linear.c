@@ -1,7 +1,6 @@
 /* dtensor/ops/linear.c - y = x w^T + b, and y = x w + b for weights stored [in, out].
  *
- * forward    y[r, n] = sum over k of x[r, k] w[n, k] + b[n]; y starts as b, the product is added to
- *            it and rounded once
+ * forward    y[r, n] = sum over k of x[r, k] w[n, k] + b[n], rounded once
  * backward   dx = dy w, dw = dy^T x, db = sum of dy's rows (in f64, in order)
  * rule       "...k,nk+n->...n"; "...k,kn+n->...n", or with n = (c, n) or (c, h, d). Linear in every
  *            operand. Column parallel: w S(n), x R: y S, dx P. Row parallel: x and w S(k): y P, b
@@ -28,25 +27,10 @@ static sizes sizes_of(const dt_op_call *c, dt_shape x, dt_shape w)
                    .k = x.dim[x.ndim - 1]};
 }
 
-/* y [rows, n]: b in every row. */
-static void repeat_bias(const dt_op_call *c, sizes s, const dt_array *b, dt_array *y)
-{
-    if (s.rows == 0 || s.n == 0)
-        return;
-    dti_math(c)->strided(&(dt_strided_args){.elem_bytes = (int64_t)dt_dtype_size(y->dtype),
-                                            .ndim = 2,
-                                            .size = {s.rows, s.n},
-                                            .stride = {0, 1},
-                                            .src = dt_array_data(b),
-                                            .dst = dt_array_data(y)});
-}
-
 static dt_status forward(dt_op_call *c)
 {
     const sizes s = sizes_of(c, c->in[0].shape, c->in[1].shape);
-    const bool bias = c->in[2].storage != NULL;
-    if (bias)
-        repeat_bias(c, s, &c->in[2], &c->out[0]);
+    const void *bias = c->in[2].storage ? dt_array_data(&c->in[2]) : NULL;
     DT_TRY(dt_op_multiply(c, &(dt_matmul_args){.dtype = c->in[0].dtype,
                                                .dtype_c = c->out[0].dtype,
                                                .trans_b = !is_in_out(c),
@@ -58,7 +42,7 @@ static dt_status forward(dt_op_call *c)
                                                .b = dt_array_data(&c->in[1]),
                                                .c = dt_array_data(&c->out[0]),
                                                .alpha = 1,
-                                               .beta = bias}));
+                                               .bias = bias}));
     return DT_OK;
 }
 

@@ -79,7 +79,9 @@ static void check_element(const dt_matmul_args *p, const void *before, int64_t z
         size += fabs(a * b);
     }
     const int64_t at = z * p->stride_c + i * p->ldc + j;
-    const double c = p->beta == 0 ? 0 : p->beta * load(p->dtype_c, before, at);
+    double c = p->beta == 0 ? 0 : p->beta * load(p->dtype_c, before, at);
+    if (p->bias)
+        c = load(p->dtype_c, p->bias, j);
     const double want = p->alpha * sum + c;
     const double u = p->dtype == DT_F64 ? ldexp(1, -53) : ldexp(1, -24);
     const double smallest =
@@ -88,12 +90,13 @@ static void check_element(const dt_matmul_args *p, const void *before, int64_t z
                          unit_roundoff(p->dtype_c) * fabs(want) + smallest;
     const double got = load(p->dtype_c, p->c, at);
     if (!(fabs(got - want) <= bound))
-        ck_abort_msg(
-            "%s to %s %lldx%lldx%lld batch %lld trans %d%d alpha %g beta %g: C[%lld,%lld,%lld] = "
-            "%.9g, want %.9g within %g",
-            dt_dtype_name(p->dtype), dt_dtype_name(p->dtype_c), (long long)p->m, (long long)p->n,
-            (long long)p->k, (long long)p->batch, p->trans_a, p->trans_b, p->alpha, p->beta,
-            (long long)z, (long long)i, (long long)j, got, want, bound);
+        ck_abort_msg("%s to %s %lldx%lldx%lld batch %lld trans %d%d alpha %g beta %g bias %d: "
+                     "C[%lld,%lld,%lld] = "
+                     "%.9g, want %.9g within %g",
+                     dt_dtype_name(p->dtype), dt_dtype_name(p->dtype_c), (long long)p->m,
+                     (long long)p->n, (long long)p->k, (long long)p->batch, p->trans_a, p->trans_b,
+                     p->alpha, p->beta, p->bias != NULL, (long long)z, (long long)i, (long long)j,
+                     got, want, bound);
 }
 
 void matmul_check_result(const dt_matmul_args *p, const void *before, int64_t c_count)
@@ -131,13 +134,16 @@ void matmul_check(matmul_fn *product, dt_matmul_args p, int64_t gap, bool shared
     for (int64_t i = 0; i < c_count && p.beta == 0; i++)
         store(p.dtype_c, c, i, (double)NAN); /* must not be read */
     memcpy(before, c, c_bytes);
+    void *bias = p.bias ? matmul_block(p.dtype_c, p.n, state) : NULL;
     p.a = a;
     p.b = b;
     p.c = c;
+    p.bias = bias;
     product(&p);
     matmul_check_result(&p, before, c_count);
     free(a);
     free(b);
     free(c);
     free(before);
+    free(bias);
 }

@@ -19,6 +19,6 @@ void *matmul_block(dt_dtype dtype, int64_t n, uint32_t *state);
 void matmul_check_result(const dt_matmul_args *p, const void *before, int64_t c_count);
 
 /* Fill in operands with gaps (or none), multiply, compare. `p` says dtypes, sizes, transposes,
- * alpha, beta. */
+ * alpha, beta, and by bias != NULL whether there shall be one. */
 void matmul_check(matmul_fn *product, dt_matmul_args p, int64_t gap, bool shared_b,
                   uint32_t *state);

@@ -20,8 +20,8 @@ static const struct {
 } pairs[] = {{DT_F32, DT_F32},  {DT_F64, DT_F64}, {DT_BF16, DT_BF16},
              {DT_BF16, DT_F32}, {DT_F16, DT_F16}, {DT_F16, DT_F32}};
 
-/* Every transpose, with and without gaps, batches and shared B, over odd sizes. */
-static void check_sizes(matmul_fn *product, int pair, int rounds)
+/* Every transpose, with and without gaps, batches, shared B, a bias, over odd sizes. */
+static void check_sizes(matmul_fn *product, bool biased, int pair, int rounds)
 {
     static const int64_t sizes[] = {1, 2, 3, 5, 8, 17, 31, 33, 65, 130};
     static const double factors[][2] = {{1, 0}, {1, 1}, {0.5, 0}, {-2, 0.25}};
@@ -36,20 +36,22 @@ static void check_sizes(matmul_fn *product, int pair, int rounds)
                                   .n = sizes[matmul_random(&state) % 10],
                                   .k = sizes[matmul_random(&state) % 10],
                                   .alpha = factors[i / 4 % 4][0],
-                                  .beta = factors[i / 4 % 4][1]};
+                                  .beta = factors[i / 4 % 4][1],
+                                  .bias = biased && factors[i / 4 % 4][1] == 0 && i % 5 < 3 ? ""
+                                                                                            : NULL};
         matmul_check(product, p, i / 16 % 2 * 3, i / 32 % 2 == 1, &state);
     }
 }
 
 START_TEST(test_against_triple_loop)
 {
-    check_sizes(by_backend, _i, 96);
+    check_sizes(by_backend, true, _i, 96);
 }
 END_TEST
 
 START_TEST(test_plain_against_triple_loop)
 {
-    check_sizes(_i == 0 ? dti_matmul_plain_f32 : dti_matmul_plain_f64, _i, 192);
+    check_sizes(_i == 0 ? dti_matmul_plain_f32 : dti_matmul_plain_f64, false, _i, 192);
 }
 END_TEST
 
@@ -83,7 +85,8 @@ START_TEST(test_sizes_of_zero)
                                       .n = zero & 2 ? 0 : 4,
                                       .k = zero & 4 ? 0 : 5,
                                       .alpha = 1,
-                                      .beta = factors * 0.5};
+                                      .beta = factors * 0.5,
+                                      .bias = factors == 0 && zero & 4 ? "" : NULL};
             matmul_check(by_backend, p, zero % 2, false, &state);
         }
 }
@@ -131,6 +134,10 @@ START_TEST(test_refusals)
     ck_assert_int_eq(dt_matmul_run(&p), DT_ERR_ARG);
     ck_assert(strstr(dt_error_trace(), "lda=1") != NULL);
     p.lda = 0;
+    p.beta = 1;
+    p.bias = x;
+    ck_assert_int_eq(dt_matmul_run(&p), DT_ERR_ARG);
+    p.bias = NULL;
     p.m = -1;
     ck_assert_int_eq(dt_matmul_run(&p), DT_ERR_ARG);
     p.m = 2;
