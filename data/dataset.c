@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <unistd.h>
+#include <sys/stat.h>
 
 struct dt_dataset {
     char *path, *labels_path;
@@ -94,7 +94,8 @@ static dt_status open_blend(dt_dataset *ds, char *text, const dt_dataset_options
     }
     DT_REQUIRE(ds->nsources > 0 && ds->nsources < INT32_MAX, DT_ERR_ARG,
                "a blend is WEIGHT PATH WEIGHT PATH ..., and this one has none");
-    DT_REQUIRE(!ds->labels_path, DT_ERR_UNSUPPORTED, "labels of a blend; legal: of one source");
+    DT_REQUIRE(!ds->labels_path, DT_ERR_UNSUPPORTED,
+               "%s: labels of a blend; legal: labels of one source", ds->labels_path);
     ds->blend = calloc(1, sizeof *ds->blend);
     DT_REQUIRE(ds->blend, DT_ERR_NOMEM, "a blend");
     return dti_blend_create((size_t)ds->nsources, *weights, ds->blend);
@@ -185,6 +186,26 @@ int64_t dt_dataset_length(const dt_dataset *dataset)
 dt_data_format dt_dataset_format(const dt_dataset *dataset)
 {
     return dataset->source[0].format;
+}
+
+static bool is_file(const dti_map *m, const struct stat *info)
+{
+    return m->bytes && m->device == info->st_dev && m->inode == info->st_ino;
+}
+
+bool dt_dataset_has_file(const dt_dataset *ds, const char *path)
+{
+    struct stat info;
+    if (stat(path, &info) != 0)
+        return false;
+    bool found = is_file(&ds->labels_file, &info);
+    for (int64_t i = 0; i < ds->nsources; i++) {
+        const dti_source *s = &ds->source[i];
+        found = found || is_file(&s->index.map, &info);
+        for (int64_t k = 0; k < s->nfiles; k++)
+            found = found || is_file(&s->file[k].map, &info);
+    }
+    return found;
 }
 
 /* ---- which samples ---- */

@@ -77,6 +77,9 @@ void dt_dataset_close(dt_dataset **dataset);
 int64_t dt_dataset_length(const dt_dataset *dataset);
 dt_data_format dt_dataset_format(const dt_dataset *dataset);
 
+/* Is it one of the files that are read, by whatever name? Those of all sources, and labels. */
+bool dt_dataset_has_file(const dt_dataset *dataset, const char *path);
+
 typedef struct dt_batch {
     int64_t position;     /* token position before the step */
     int64_t global_batch; /* samples of the step, on all ranks */

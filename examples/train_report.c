@@ -78,9 +78,8 @@ static dt_status try_all(const train_config *c)
     const struct {
         const char *key, *path;
     } file[] = {{"log.json", c->log_json},         {"log.plot", c->log_plot},
-                {"log.trace", c->log_trace},       {"data.path", c->data_path},
-                {"data.labels", c->data_labels},   {"eval.path", c->eval_path},
-                {"model.config", c->model_config}, {"model.init", c->model_init}};
+                {"log.trace", c->log_trace},       {"model.config", c->model_config},
+                {"model.init", c->model_init}};
     enum { WRITTEN = 3 };
     for (int i = 0; i < WRITTEN; i++)
         for (int k = i + 1; k < DT_COUNT(file); k++)
@@ -104,6 +103,24 @@ static dt_status try_all(const train_config *c)
 dt_status train_report_check(const train_config *c, dt_world *world)
 {
     DT_TRY(dt_world_agree_sync(world, dt_world_rank(world) == 0 ? try_all(c) : DT_OK));
+    return DT_OK;
+}
+
+/* The data's files are known when they are open. */
+static dt_status check_data(const train_config *c, const train_session *s)
+{
+    const struct {
+        const char *key, *path;
+    } file[] = {
+        {"log.json", c->log_json}, {"log.plot", c->log_plot}, {"log.trace", c->log_trace}};
+    for (int i = 0; i < DT_COUNT(file); i++) {
+        const char *path = file[i].path;
+        DT_REQUIRE(!path || !(dt_dataset_has_file(s->data, path) ||
+                              (s->eval_data && dt_dataset_has_file(s->eval_data, path))),
+                   DT_ERR_ARG,
+                   "%s=%s is a file of the data, which it would overwrite; give another",
+                   file[i].key, path);
+    }
     return DT_OK;
 }
 
@@ -139,6 +156,7 @@ dt_status train_report_open(const train_config *c, train_session *s, train_repor
     r->writes = dt_world_rank(s->world) == 0;
     r->first = s->step;
     r->tokens = s->step * c->global_batch * c->seq_len;
+    DT_TRY(dt_world_agree_sync(s->world, r->writes ? check_data(c, s) : DT_OK));
     DT_TRY(dt_world_agree_sync(s->world, r->writes && c->log_json
                                              ? open_log(c->log_json, s->step, &r->json)
                                              : DT_OK));

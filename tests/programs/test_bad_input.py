@@ -187,9 +187,9 @@ for key in ["log.json", "log.plot", "log.trace", "model.save"]:
     bad(key + " below a file", BASE + ["--%s=%s" % (key, below)], "%s=%s" % (key, below), "Not a directory", outputs=False)
 bad("save in /proc", BASE + ["--model.save=/proc/x"], "model.save=/proc/x", outputs=False)
 for key in ["log.json", "log.plot", "log.trace"]:
-    for read, path in [("data.path", text), ("model.config", config)]:
+    for read, path, says in [("data.path", text, "is a file of the data"), ("model.config", config, "is the file of model.config")]:
         os.symlink(path, suite.path(key + read))
-        bad("%s over %s" % (key, read), BASE + ["--%s=%s" % (key, suite.path(key + read))], key, "is the file of " + read,
+        bad("%s over %s" % (key, read), BASE + ["--%s=%s" % (key, suite.path(key + read))], key, says,
             ways=WAYS if key == "log.json" else ["one"], outputs=False)
 bad("full disk", BASE + ["--log.json=/dev/full"], "/dev/full", "No space left", outputs=False)
 for n in [1, 30, 200]:

@@ -117,8 +117,21 @@ fails(["--data.blend=" + a], "is not a weight with a path")
 fails(blend + ["--eval.every=2"], "needs eval.path or eval.split")
 fails(["--data.path=" + whole, "--data.documents=loss"], "where documents end is not known")
 fails(["--data.path=" + whole, "--eval.split=1"], "eval.split")
+fails(blend + ["--data.labels=" + labelled], "labels.bin: labels of a blend")
 fails(["--data.path=" + suite.path("no_*.bin")], "no file is called so")
 fails(["--data.path=" + whole, "--eval.split=0.001"], "held out are too few")
+# no log overwrites what is read, however that is named
+os.symlink(suite.path("b.bin"), suite.path("other_name"))
+for data, path in [(blend, "a.bin"), (blend, "b.idx"), (blend, "other_name"), (["--data.path=" + suite.path("shard_*.bin")], "shard_1.bin"),
+                   (["--data.path=" + ended, "--data.labels=" + labelled], "labels.bin"),
+                   (blend + ["--eval.every=2", "--eval.path=" + suite.path("shard_*.bin")], "shard_2.bin")]:
+    path = suite.path(path)
+    with open(path, "rb") as f:
+        before = f.read()
+    for key in ["log.json", "log.plot", "log.trace"]:
+        fails(data + ["--%s=%s" % (key, path)], "%s=%s is a file of the data, which it would overwrite" % (key, path))
+    with open(path, "rb") as f:
+        suite.check(f.read() == before, "%s is as it was" % path)
 with open(suite.path("a.idx"), "r+b") as f:
     f.truncate(100)
 fails(["--data.path=" + a, "--ranks=2", "--parallel.dp_replicate=2"], "a.idx: 100 bytes, but 40 sequences")
