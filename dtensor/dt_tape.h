@@ -16,11 +16,14 @@ typedef struct dt_tally {
      * ranks do the same, an equal share, so that the sum over ranks is what one rank would do. */
     double flops;
     double flops_again; /* besides: in recomputes, by several ranks alike, twice in attention */
-    /* Look at every result for what is not finite. Slow, for finding mistakes. */
+    /* Look at every result for what is not finite. Slow, for finding mistakes. The first is told in
+     * the order of the model, whatever the order in which a schedule does it: microbatch, forward
+     * before backward, stage (backward: the last one first), result. */
     bool watch;
     bool bad_backward;  /* it was a gradient */
+    int bad_stage;      /* dt_tape_options.stage */
     int64_t seen;       /* results looked at */
-    int64_t bad_at;     /* which of them was the first that is not finite, from 1; 0: none */
+    int64_t bad_at;     /* which of them it was, from 1; 0: all are finite */
     int64_t bad_sample; /* its microbatch: dt_tape_options.first_sample */
     char bad[320];      /* op, module, source line, element */
 } dt_tally;
@@ -31,6 +34,7 @@ typedef struct dt_tape_options {
     uint64_t seed;        /* of dropout */
     int64_t step;         /* of dropout */
     int64_t first_sample; /* global batch index of the first sample (dim 0) of this microbatch */
+    int stage;            /* of a pipeline, for the tally */
     dt_tally *tally;      /* NULL: nothing is counted; must outlive the tape's use */
 } dt_tape_options;
 

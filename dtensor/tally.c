@@ -61,27 +61,43 @@ static int64_t first_bad(const dt_array *a)
     return -1;
 }
 
+/* Is what is found now before what was found, in the order of the model? */
+static bool comes_first(const dt_tally *y, const dt_tape_options *now, bool back)
+{
+    if (y->bad_at == 0)
+        return true;
+    if (now->first_sample != y->bad_sample)
+        return now->first_sample < y->bad_sample;
+    if (back != y->bad_backward)
+        return !back;
+    return back ? now->stage > y->bad_stage : now->stage < y->bad_stage;
+}
+
 static void note(dt_tally *y, const dt_op_call *c, const char *what, int i, const dt_array *a,
                  int64_t at)
 {
     char shape[DT_SHAPE_TEXT];
+    const dt_tape_options *now = dt_tape_get_options(c->tape);
     y->bad_at = y->seen;
-    y->bad_sample = dt_tape_get_options(c->tape)->first_sample;
+    y->bad_sample = now->first_sample;
+    y->bad_stage = now->stage;
     (void)snprintf(y->bad, sizeof y->bad,
                    "%s %d of %s in '%s' (%s): element %lld of this rank's %s", what, i, c->op->name,
                    c->path ? c->path : "", c->where ? c->where : "", (long long)at,
                    dt_shape_print(a->shape, shape, sizeof shape));
 }
 
-/* The first result since the watch began; or the operand that it was bad in already, which no op
- * has made: a parameter, or what came from elsewhere. */
+/* The first result that is bad; or the operand that it was bad in already, which no op has made: a
+ * parameter, or what came from elsewhere. */
 static void look(dt_tally *y, const dt_op_call *c, bool back)
 {
     const dt_array *result = back ? c->din : c->out;
     const int n = back ? c->nin : c->nout;
+    const dt_tape_options *now = dt_tape_get_options(c->tape);
     for (int j = 0; j < n; j++) {
         y->seen++;
-        const int64_t at = y->bad_at || (back && !(c->need >> j & 1)) ? -1 : first_bad(&result[j]);
+        const bool wanted = comes_first(y, now, back) && (!back || c->need >> j & 1);
+        const int64_t at = wanted ? first_bad(&result[j]) : -1;
         if (at < 0)
             continue;
         note(y, c, back ? "the gradient of operand" : "result", j, &result[j], at);

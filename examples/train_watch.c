@@ -12,14 +12,22 @@
 
 /* ---- not finite ---- */
 
-/* In time: microbatch, forward before backward, pipeline stage, result. */
-static int64_t when(const train_session *s)
+/* Has this rank found what comes first of all in the order of dt_tally? *none_out: nobody has found
+ * anything. Collective. */
+static dt_status is_first(train_session *s, bool *mine_out, bool *none_out)
 {
     const dt_tally *y = &s->tally;
-    const int stage = dt_mesh_axis_index(s->whole, "pp");
-    const int64_t turn = y->bad_backward ? s->config->pp - 1 - stage : stage;
-    const int64_t part = y->bad_sample / train_microbatch(s->config) * 2 + y->bad_backward;
-    return y->bad_at == 0 ? INT64_MAX : ((part & 0x7FFF) << 48) + (turn << 36) + y->bad_at;
+    const int64_t key[] = {y->bad_at == 0,  y->bad_sample,
+                           y->bad_backward, y->bad_backward ? -y->bad_stage : y->bad_stage,
+                           y->bad_at,       dt_world_rank(s->world)};
+    *mine_out = true;
+    for (int k = 0; k < DT_COUNT(key); k++) {
+        int64_t least = *mine_out ? key[k] : INT64_MAX;
+        DT_TRY(dt_all_reduce_i64_sync(dt_world_comm(s->world), &least, 1, DT_REDUCE_MIN));
+        *mine_out = *mine_out && key[k] == least;
+        *none_out = k == 0 ? least != 0 : *none_out;
+    }
+    return DT_OK;
 }
 
 /* The first parameter whose gradient is not finite; NULL: there is none. Collective. */
@@ -37,29 +45,25 @@ static dt_status bad_parameter(train_session *s, const char **name_out)
 
 dt_status train_find_bad(train_session *s, const train_result *r)
 {
-    const int rank = dt_world_rank(s->world);
-    dt_comm *all = dt_world_comm(s->world);
     const char *name = NULL;
+    bool mine = false, none = false;
     double loss = 0;
     int64_t valid = 0;
     DT_TRY(bad_parameter(s, &name));
     dt_module_clear_grads(s->model);
     s->tally = (dt_tally){.watch = true};
     DT_TRY(train_passes(s, (train_place){s->data, s->position}, false, &loss, &valid));
-    const int64_t mine = when(s);
-    int64_t first = mine;
-    DT_TRY(dt_all_reduce_i64_sync(all, &first, 1, DT_REDUCE_MIN));
-    int64_t who = mine == first ? rank : INT64_MAX;
-    DT_TRY(dt_all_reduce_i64_sync(all, &who, 1, DT_REDUCE_MIN));
-    if (who != rank)
+    DT_TRY(is_first(s, &mine, &none));
+    if (!mine)
         return dt_world_agree_sync(s->world, DT_OK);
     const dt_status st = DT_ERROR(
         DT_ERR_STATE,
         "step %lld: loss %g, gradient norm %g; nothing was updated.\n  first not finite: %s%s%s; "
         "on rank %d, in microbatch %lld",
         (long long)s->step + 1, r->loss, r->grad_norm,
-        first == INT64_MAX ? "nothing when the step was done again" : s->tally.bad,
-        name ? "; first parameter with such a gradient: " : "", name ? name : "", rank,
+        none ? "nothing when the step was done again" : s->tally.bad,
+        name ? "; first parameter with such a gradient: " : "", name ? name : "",
+        dt_world_rank(s->world),
         (long long)(s->tally.bad_sample / train_microbatch(s->config)));
     return dt_world_agree_sync(s->world, st);
 }

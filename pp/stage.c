@@ -57,11 +57,12 @@ static int value_of(int i)
 
 /* ---- tapes ---- */
 
-static dt_status take_tape(dti_run *r, int k, dt_tape **out)
+static dt_status take_tape(dti_run *r, const dti_stage *s, int k, dt_tape **out)
 {
     dt_pipeline *p = r->p;
     dt_tape_options o = r->pass->tape;
     o.first_sample += k * r->pass->at_once;
+    o.stage = s->index;
     if (p->nspare == 0) {
         DT_TRY(dt_tape_create(p->mesh, &o, out));
     } else {
@@ -202,7 +203,7 @@ dt_status dti_pp_forward(dti_run *r, dti_stage *s, int k)
     DT_TRY(dti_pp_arrived(r, c));
     if (r->failed)
         return DT_OK;
-    DT_TRY(take_tape(r, k, &c->tape));
+    DT_TRY(take_tape(r, s, k, &c->tape));
     DT_TRY(dti_pp_read(r, s, k, c));
     DT_TRY(dti_pp_compute(r, s, k, c));
     if (is_last(r, s))

@@ -135,10 +135,12 @@ with open(suite.path("model", "model.safetensors"), "rb") as f:
 header = json.loads(good[8:8 + size])
 
 
-def spoil(tensor, row, width):
-    at = 8 + size + header[tensor]["data_offsets"][0] + 4 * row * width
+def spoil(*places):
+    """places: (tensor, row of H elements)."""
     bad = bytearray(good)
-    bad[at:at + 4] = struct.pack("<f", math.nan)
+    for tensor, row in places:
+        at = 8 + size + header[tensor]["data_offsets"][0] + 4 * row * H
+        bad[at:at + 4] = struct.pack("<f", math.nan)
     suite.write("bad.safetensors", bytes(bad), again=True)
     return ["--model.init=" + suite.path("bad.safetensors")]
 
@@ -147,17 +149,31 @@ up = "model.layers.1.mlp.up_proj"
 ways = [([], 1, 0), (["parallel.dp_replicate=2"], 2, 0), (["parallel.tp=2"], 2, 1),
         (["parallel.pp=2", "train.micro_batch=2"], 2, 1)]
 for keys, ranks, who in ways:  # row 20 of 24: of the second rank of tp, of the second stage
-    err = train(spoil(up + ".weight", 20, H) + ["--" + key for key in keys], ranks, ok=False)
+    err = train(spoil((up + ".weight", 20)) + ["--" + key for key in keys], ranks, ok=False)
     for want in ["step 1: loss nan", "nothing was updated", "operand 1 of ", "in '%s'" % up, "rank %d, in microbatch 0" % who]:
         suite.check(want in err, "%s: %r not in %s" % (keys, want, err))
     suite.equal(err.count("failed: "), 1, "one message with %s" % keys)
 # one token that only sample 4 has: of rank 1 with two ranks, and of microbatch 2 of two samples each
 rare = "a" * (4 * T + 3) + "~" + "a" * 300
-row = spoil("model.embed_tokens.weight", ord("~"), H) + ["--data.path=" + suite.write("rare.txt", rare)]
+row = spoil(("model.embed_tokens.weight", ord("~"))) + ["--data.path=" + suite.write("rare.txt", rare)]
 for keys, ranks, where in [(["train.micro_batch=2"], 1, "rank 0, in microbatch 2"),
                            (["parallel.dp_replicate=2"], 2, "rank 1, in microbatch 0"),
                            (["parallel.dp_shard=2", "train.micro_batch=1"], 2, "rank 0, in microbatch 2")]:
     err = train(row + ["--" + key for key in keys], ranks, ok=False)
     suite.check("result 0 of embedding in 'model.embed_tokens'" in err or "operand 1 of embedding" in err, "the embedding: " + err)
     suite.check(where in err, "%s: %r not in %s" % (keys, where, err))
+# stages 0 and 2 are rank 0's: the first is that of the model's order, in stage 1
+more = suite.write("four.json", dict(CONFIG, num_hidden_layers=4))
+train(["--model.config=" + more, "--model.save=" + suite.path("four")])
+with open(suite.path("four", "model.safetensors"), "rb") as f:
+    good = f.read()
+(size,) = struct.unpack_from("<Q", good)
+header = json.loads(good[8:8 + size])
+RARE = "a" * (T + 3) + "~" + "a" * 300  # in microbatch 1, whose stage 0 comes before stage 2 of microbatch 0
+for schedule, order in [("interleaved", [0, 1, 0, 1]), ("zbv", [0, 1, 1, 0])]:
+    for layer in [1, 2]:
+        name = "model.layers.%d.mlp.up_proj" % layer
+        err = train(spoil((name + ".weight", 20), ("model.embed_tokens.weight", ord("~"))) + [
+            "--data.path=" + suite.write("rare_%s%d.txt" % (schedule, layer), RARE), "--model.config=" + more, "--parallel.pp=2", "--train.micro_batch=1", "--parallel.schedule=" + schedule], 2, ok=False)
+        suite.check("in '%s'" % name in err and "rank %d, in microbatch 0" % order[layer] in err, "%s: %s" % (schedule, err))
 suite.close()
