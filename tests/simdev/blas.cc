@@ -25,8 +25,7 @@ static SimMatmul &of(cublasLtMatmulDesc_t d)
     return *reinterpret_cast<SimMatmul *>(d);
 }
 
-template <class T>
-static cublasStatus_t create(T *out)
+template <class T> static cublasStatus_t create(T *out)
 {
     *out = static_cast<T>(calloc(1, sizeof **out));
     return *out ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
@@ -39,8 +38,7 @@ static cublasStatus_t destroy(void *p)
 }
 
 /* Copy an attribute of exactly the size of *to. */
-template <class T>
-static cublasStatus_t set(T *to, const void *value, size_t bytes)
+template <class T> static cublasStatus_t set(T *to, const void *value, size_t bytes)
 {
     if (bytes != sizeof *to)
         return CUBLAS_STATUS_INVALID_VALUE;
@@ -255,11 +253,11 @@ static cublasStatus_t check(const SimProduct &p)
                                                       : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-    cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-    cublasLtMatmulPreference_t preference, int wanted, cublasLtMatmulHeuristicResult_t *result,
-    int *found)
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int wanted,
+                                              cublasLtMatmulHeuristicResult_t *result, int *found)
 {
     SimProduct p = {of(desc), of(a), of(b), of(c), of(d), 1, 0, nullptr, nullptr, nullptr, nullptr};
     cublasStatus_t status = wanted < 1 ? CUBLAS_STATUS_INVALID_VALUE : check(p);
@@ -317,9 +315,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                               void *workspace, size_t workspace_bytes, cudaStream_t stream)
 {
     SimLock lock;
-    SimProduct p = {of(desc), of(layout_a), of(layout_b), of(layout_c), of(layout_d), 0, 0,
-                    static_cast<const char *>(a), static_cast<const char *>(b),
-                    static_cast<const char *>(c), static_cast<char *>(d)};
+    SimProduct p = {of(desc),
+                    of(layout_a),
+                    of(layout_b),
+                    of(layout_c),
+                    of(layout_d),
+                    0,
+                    0,
+                    static_cast<const char *>(a),
+                    static_cast<const char *>(b),
+                    static_cast<const char *>(c),
+                    static_cast<char *>(d)};
     bool wide = p.op.scale == CUDA_R_64F;
     p.alpha = wide ? *static_cast<const double *>(alpha) : *static_cast<const float *>(alpha);
     p.beta = wide ? *static_cast<const double *>(beta) : *static_cast<const float *>(beta);

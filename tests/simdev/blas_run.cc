@@ -37,15 +37,13 @@ static double get(const void *p, size_t i, int type)
 }
 
 /* Value is f32 or f64, so that each type is rounded once. */
-template <class Value>
-static void put(void *p, size_t i, int type, Value value)
+template <class Value> static void put(void *p, size_t i, int type, Value value)
 {
     switch (type) {
     case CUDA_R_32F: static_cast<float *>(p)[i] = static_cast<float>(value); break;
     case CUDA_R_64F: static_cast<double *>(p)[i] = value; break;
     case CUDA_R_16F: static_cast<__half *>(p)[i] = __float2half(static_cast<float>(value)); break;
-    default:
-        static_cast<__nv_bfloat16 *>(p)[i] = __float2bfloat16(static_cast<float>(value));
+    default: static_cast<__nv_bfloat16 *>(p)[i] = __float2bfloat16(static_cast<float>(value));
     }
 }
 
@@ -101,8 +99,8 @@ static std::vector<Value> panels(const char *p, const SimLayout &l, bool k_is_ro
     for (size_t i = 0; i < n; i++) {
         Value *to = &out[i / width * width * k + i % width];
         for (size_t q = 0; q < k; q++)
-            to[q * width] = static_cast<Value>(
-                get(p, k_is_row ? place(l, q, i) : place(l, i, q), l.type));
+            to[q * width] =
+                static_cast<Value>(get(p, k_is_row ? place(l, q, i) : place(l, i, q), l.type));
     }
     return out;
 }
@@ -131,8 +129,8 @@ static Value finish(const SimProduct &p, int z, size_t i, size_t j, Value sum)
     size_t aux_at = z * op.aux_stride + j * op.aux_ld + i;
     int aux_type = op.aux_type < 0 ? d.type : op.aux_type;
     if (p.beta != 0)
-        v += static_cast<Value>(p.beta * get(p.c, z * p.layout_c.stride + place(p.layout_c, i, j),
-                                             p.layout_c.type));
+        v += static_cast<Value>(
+            p.beta * get(p.c, z * p.layout_c.stride + place(p.layout_c, i, j), p.layout_c.type));
     if (op.epilogue & SIM_BIAS)
         v += static_cast<Value>(get(op.bias, z * op.bias_stride + i, d.type));
     if (op.epilogue & SIM_DGELU)
@@ -158,8 +156,7 @@ static void bias_gradient(const SimProduct &p, const std::vector<Value> &a,
     }
 }
 
-template <class Value>
-static void run(const SimProduct &p, int z)
+template <class Value> static void run(const SimProduct &p, int z)
 {
     size_t m = p.layout_d.rows, n = p.layout_d.cols, k = sim_blas_k(p);
     const SimLayout &la = p.layout_a, &lb = p.layout_b, &ld = p.layout_d;

@@ -286,9 +286,9 @@ static void check_canaries()
 static void run_block(uint64_t number)
 {
     const dim3 g = sim_gridDim;
-    sim_blockIdx = uint3{static_cast<unsigned>(number % g.x),
-                         static_cast<unsigned>(number / g.x % g.y),
-                         static_cast<unsigned>(number / (uint64_t{g.x} * g.y))};
+    sim_blockIdx =
+        uint3{static_cast<unsigned>(number % g.x), static_cast<unsigned>(number / g.x % g.y),
+              static_cast<unsigned>(number / (uint64_t{g.x} * g.y))};
     block.started = block.exited = block.waiting = block.turn = 0;
     block.ready.clear();
     block.first_ready = 0;
@@ -350,9 +350,9 @@ void sim_forget_fibers(void *stream_fiber)
 void sim_run_grid(const sim_launch_args &launch)
 {
     if (!dynamic_shared)
-        dynamic_shared = static_cast<unsigned char *>(
-            mmap(nullptr, SIM_DYNAMIC_SHARED_MAX + 4096, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        dynamic_shared = static_cast<unsigned char *>(mmap(nullptr, SIM_DYNAMIC_SHARED_MAX + 4096,
+                                                           PROT_READ | PROT_WRITE,
+                                                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (sim_settings.poison)
         sim_shared_before_grids();
     block.launch = &launch;

@@ -40,12 +40,12 @@ static void enqueue(Copy c, enum cudaMemcpyKind kind, cudaStream_t stream)
     size_t from_span = span(c.from_pitch, c.width, c.height);
     size_t to_span = span(c.to_pitch, c.width, c.height);
     int device = sim_stream_device(stream);
-    bool from_device = kind == cudaMemcpyDefault ? sim_in_arena(c.from)
-                                                 : kind == cudaMemcpyDeviceToHost ||
-                                                       kind == cudaMemcpyDeviceToDevice;
-    bool to_device = kind == cudaMemcpyDefault ? sim_in_arena(c.to)
-                                               : kind == cudaMemcpyHostToDevice ||
-                                                     kind == cudaMemcpyDeviceToDevice;
+    bool from_device = kind == cudaMemcpyDefault
+                           ? sim_in_arena(c.from)
+                           : kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    bool to_device = kind == cudaMemcpyDefault
+                         ? sim_in_arena(c.to)
+                         : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     check("the source of a copy", c.from, from_span, from_device, device);
     check("the destination of a copy", c.to, to_span, to_device, device);
     if (!from_span)

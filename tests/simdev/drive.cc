@@ -26,7 +26,7 @@ static bool is_runnable(cudaStream_t s)
 
 void sim_as_stream(cudaStream_t stream, const std::function<void()> &body)
 {
-    if (!sim_tsan())
+    if (!sim_tsan() || sim_fiber_current() == stream->fiber)
         return body();
     if (!stream->fiber)
         stream->fiber = sim_fiber_create();

@@ -38,7 +38,7 @@ cudaError_t sim_error(cudaError_t error)
 
 const char *cudaGetErrorString(cudaError_t error)
 {
-#define X(code, text) \
+#define X(code, text)  \
     if (error == code) \
         return text;
     ERRORS(X)
@@ -48,7 +48,7 @@ const char *cudaGetErrorString(cudaError_t error)
 
 const char *cudaGetErrorName(cudaError_t error)
 {
-#define X(code, text) \
+#define X(code, text)  \
     if (error == code) \
         return #code;
     ERRORS(X)
@@ -176,8 +176,8 @@ static bool is_legal(const sim_launch_args &l)
 {
     const dim3 b = l.block, g = l.grid;
     return b.x && b.y && b.z && b.x <= 1024 && b.y <= 1024 && b.z <= 64 &&
-           uint64_t{b.x} * b.y * b.z <= SIM_MAX_THREADS && g.x && g.y && g.z &&
-           g.x <= 0x7fffffff && g.y <= 65535 && g.z <= 65535;
+           uint64_t{b.x} * b.y * b.z <= SIM_MAX_THREADS && g.x && g.y && g.z && g.x <= 0x7fffffff &&
+           g.y <= 65535 && g.z <= 65535;
 }
 
 /* Static shared memory counts too, where it is known: after the first grid of a kernel. */

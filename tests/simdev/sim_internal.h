@@ -74,7 +74,7 @@ struct SimOp {
 };
 void sim_enqueue(cudaStream_t stream, SimOp op);
 void sim_enqueue_simple(cudaStream_t stream, const std::string &name, std::function<void()> run);
-int sim_stream_device(cudaStream_t stream); /* fails if it is none */
+int sim_stream_device(cudaStream_t stream);             /* fails if it is none */
 bool sim_is_head(cudaStream_t stream, uint64_t serial); /* of the op that waits at its head */
 uint64_t sim_next_serial(cudaStream_t stream);          /* of the op enqueued next */
 /* Run device work until `done`. In the order "demand" nothing but what want() needs runs. */
@@ -87,7 +87,7 @@ void sim_as_stream(cudaStream_t stream, const std::function<void()> &body);
 std::string sim_pending(); /* a line for each stream that has work */
 
 /* ---- launch.cc ---- */
-int sim_device(); /* this thread's current one */
+int sim_device();                         /* this thread's current one */
 cudaError_t sim_error(cudaError_t error); /* kept for cudaGetLastError, and given back */
 
 /* ---- block.cc, fiber.cc, shared.cc ---- */

@@ -27,7 +27,7 @@
  * a line, since g++ puts statics of templates and of plain functions into sections of two kinds:
  * both on one line do not compile. */
 #define SIM_TEXT_OF(x) #x
-#define SIM_TEXT(x) SIM_TEXT_OF(x)
+#define SIM_TEXT(x)    SIM_TEXT_OF(x)
 #undef __shared__
 #define __shared__ static __attribute__((section("simsh_" SIM_TEXT(__LINE__))))
 #undef __launch_bounds__
@@ -36,10 +36,10 @@
 #define __forceinline__ inline
 
 #define threadIdx sim_threadIdx
-#define blockIdx sim_blockIdx
-#define blockDim sim_blockDim
-#define gridDim sim_gridDim
-#define warpSize 32
+#define blockIdx  sim_blockIdx
+#define blockDim  sim_blockDim
+#define gridDim   sim_gridDim
+#define warpSize  32
 
 #define SIM_DYNAMIC_SHARED(T, name) T *const name = static_cast<T *>(sim_dynamic_shared())
 
@@ -60,13 +60,18 @@ inline void sim_launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 b
         i++;
     };
     std::apply([&](const auto &...x) { (check(x), ...); }, *args);
-    sim_launch_args launch = {
-        name, reinterpret_cast<const void *>(kernel), grid, block, shared_bytes,
-        [](const void *fn, void *a) {
-            std::apply(reinterpret_cast<void (*)(P...)>(const_cast<void *>(fn)),
-                       *static_cast<Args *>(a));
-        },
-        args, [](void *a) { delete static_cast<Args *>(a); }};
+    sim_launch_args launch = {name,
+                              reinterpret_cast<const void *>(kernel),
+                              grid,
+                              block,
+                              shared_bytes,
+                              [](const void *fn, void *a) {
+                                  std::apply(
+                                      reinterpret_cast<void (*)(P...)>(const_cast<void *>(fn)),
+                                      *static_cast<Args *>(a));
+                              },
+                              args,
+                              [](void *a) { delete static_cast<Args *>(a); }};
     sim_enqueue_kernel(&launch, stream);
 }
 #define SIM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
@@ -74,10 +79,10 @@ inline void sim_launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 b
 
 /* ---- barriers ---- */
 
-#define __syncthreads() sim_barrier(0, __FILE__, __LINE__)
+#define __syncthreads()        sim_barrier(0, __FILE__, __LINE__)
 #define __syncthreads_count(p) sim_barrier(!!(p), __FILE__, __LINE__)
-#define __syncthreads_or(p) (sim_barrier(!!(p), __FILE__, __LINE__) != 0)
-#define __syncthreads_and(p) (sim_barrier(!(p), __FILE__, __LINE__) == 0)
+#define __syncthreads_or(p)    (sim_barrier(!!(p), __FILE__, __LINE__) != 0)
+#define __syncthreads_and(p)   (sim_barrier(!(p), __FILE__, __LINE__) == 0)
 #define __syncwarp(...) \
     sim_warp_rv(sim_mask_or_all(__VA_ARGS__), nullptr, 0, __FILE__, __LINE__)
 inline unsigned sim_mask_or_all(unsigned mask = 0xffffffffu)
@@ -86,8 +91,12 @@ inline unsigned sim_mask_or_all(unsigned mask = 0xffffffffu)
 }
 #define __activemask() sim_no_activemask()
 /* Simulated threads take turns on one processor: all see memory in one order. */
-inline void __threadfence() {}
-inline void __threadfence_block() {}
+inline void __threadfence()
+{
+}
+inline void __threadfence_block()
+{
+}
 inline void __nanosleep(unsigned)
 {
     sim_yield();
@@ -125,10 +134,10 @@ inline T sim_shuffle(const char *file, int line, sim_shuffle_kind kind, unsigned
     return value;
 }
 #define SIM_SHUFFLE(kind, mask, ...) sim_shuffle(__FILE__, __LINE__, kind, mask, __VA_ARGS__)
-#define __shfl_sync(mask, ...) SIM_SHUFFLE(SIM_IDX, mask, __VA_ARGS__)
-#define __shfl_up_sync(mask, ...) SIM_SHUFFLE(SIM_UP, mask, __VA_ARGS__)
-#define __shfl_down_sync(mask, ...) SIM_SHUFFLE(SIM_DOWN, mask, __VA_ARGS__)
-#define __shfl_xor_sync(mask, ...) SIM_SHUFFLE(SIM_XOR, mask, __VA_ARGS__)
+#define __shfl_sync(mask, ...)       SIM_SHUFFLE(SIM_IDX, mask, __VA_ARGS__)
+#define __shfl_up_sync(mask, ...)    SIM_SHUFFLE(SIM_UP, mask, __VA_ARGS__)
+#define __shfl_down_sync(mask, ...)  SIM_SHUFFLE(SIM_DOWN, mask, __VA_ARGS__)
+#define __shfl_xor_sync(mask, ...)   SIM_SHUFFLE(SIM_XOR, mask, __VA_ARGS__)
 
 inline unsigned sim_ballot(unsigned mask, bool vote, const char *file, int line)
 {
@@ -141,7 +150,7 @@ inline unsigned sim_ballot(unsigned mask, bool vote, const char *file, int line)
     return all;
 }
 #define __ballot_sync(mask, vote) sim_ballot(mask, (vote), __FILE__, __LINE__)
-#define __any_sync(mask, vote) (sim_ballot(mask, (vote), __FILE__, __LINE__) != 0)
-#define __all_sync(mask, vote) (sim_ballot(mask, !(vote), __FILE__, __LINE__) == 0)
+#define __any_sync(mask, vote)    (sim_ballot(mask, (vote), __FILE__, __LINE__) != 0)
+#define __all_sync(mask, vote)    (sim_ballot(mask, !(vote), __FILE__, __LINE__) == 0)
 
 #include "intrinsics.h"

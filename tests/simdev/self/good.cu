@@ -68,7 +68,7 @@ __global__ void count_odd_3d(unsigned *out, int n)
 }
 
 template <class T, int TILE>
-__global__ void __launch_bounds__(TILE *8) transpose(T *y, const T *x, int n)
+__global__ void __launch_bounds__(TILE * 8) transpose(T *y, const T *x, int n)
 {
     __shared__ T tile[TILE][TILE + 1];
     int col = blockIdx.x * TILE + threadIdx.x, row0 = blockIdx.y * TILE;

@@ -1,46 +1,13 @@
 /* tests/simdev/self/test_device.c - right programs on the simulated device: kernels in three
  * orders of threads, copies, streams and events, several devices, and host threads that run each
  * other's work. */
+#include "device_test.h"
 #include "kernels.h"
-#include "tests/harness.h"
-#include "tests/simdev/core.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define ck_cuda(call) ck_assert_msg((call) == cudaSuccess, "%s", #call)
-
-static cudaStream_t new_stream(void)
-{
-    cudaStream_t s;
-    ck_cuda(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
-    return s;
-}
-
-static void *device_array(size_t bytes)
-{
-    void *p;
-    ck_cuda(cudaMalloc(&p, bytes));
-    return p;
-}
-
-static void to_device(void *to, const void *from, size_t bytes, cudaStream_t s)
-{
-    ck_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s));
-}
-
-static void to_host(void *to, const void *from, size_t bytes, cudaStream_t s)
-{
-    ck_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s));
-    ck_cuda(cudaStreamSynchronize(s));
-}
-
-static float value_at(int i)
-{
-    return (float)((i * 7 + 3) % 31 - 15) / 8;
-}
 
 START_TEST(elementwise)
 {
