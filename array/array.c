@@ -1,7 +1,7 @@
 /* array/array.c - arrays as handles on storage, and whole-array operations. Read first:
  * array/dt_array.h; kernels are in array/kernels_array.c and array/kernels_cast.c. */
 #include "array/array_internal.h"
-#include "array/cuda_internal.h"
+#include "array/device_internal.h"
 #include "array/dt_kernels.h"
 #include "array/dt_store.h"
 #include "array/heap_internal.h"
@@ -89,15 +89,6 @@ void *dt_array_data(const dt_array *a)
     return dti_at(a->dtype, a->storage->data, a->offset);
 }
 
-/* The operations of the array's device; NULL: those of this file, on the cpu or on bytes of the
- * host that no heap owns. */
-static const dti_cuda_arrays *elsewhere(const dt_array *a)
-{
-    const bool cuda =
-        a->storage && a->storage->heap && dt_heap_device(a->storage->heap).kind == DT_CUDA;
-    return cuda ? dti_cuda_array_kernels() : NULL;
-}
-
 /* What write and read demand. */
 static dt_status check_host_count(const dt_array *a, int64_t n)
 {
@@ -115,8 +106,8 @@ dt_status dt_array_write(dt_array *a, const void *host, int64_t n)
     DT_TRY(dt_storage_open(a->storage));
     void *data = dt_array_data(a);
     dt_status st = DT_OK;
-    if (data != NULL && elsewhere(a))
-        st = elsewhere(a)->write(data, host, dt_array_bytes(a));
+    if (data != NULL && dti_elsewhere(a))
+        st = dti_elsewhere(a)->write(data, host, dt_array_bytes(a));
     else if (data != NULL)
         memcpy(data, host, dt_array_bytes(a));
     if (st == DT_OK)
@@ -133,8 +124,8 @@ dt_status dt_array_read(const dt_array *a, void *host, int64_t n)
     DT_TRY(dt_storage_open(a->storage));
     const void *data = dt_array_data(a);
     dt_status st = DT_OK;
-    if (data != NULL && elsewhere(a))
-        st = elsewhere(a)->read(host, data, dt_array_bytes(a));
+    if (data != NULL && dti_elsewhere(a))
+        st = dti_elsewhere(a)->read(host, data, dt_array_bytes(a));
     else if (data != NULL)
         memcpy(host, data, dt_array_bytes(a));
     dt_storage_close(a->storage);
@@ -199,8 +190,8 @@ static void for_elements(dt_array *dst, const dt_array *src, double value, dt_ra
 
 void dt_array_zero(dt_array *a)
 {
-    if (elsewhere(a)) {
-        elsewhere(a)->zero(dt_array_data(a), dt_array_bytes(a));
+    if (dti_elsewhere(a)) {
+        dti_elsewhere(a)->zero(dt_array_data(a), dt_array_bytes(a));
         return;
     }
     for_elements(a, NULL, 0, zero_piece);
@@ -208,8 +199,8 @@ void dt_array_zero(dt_array *a)
 
 void dt_array_fill(dt_array *a, double value)
 {
-    if (elsewhere(a)) {
-        elsewhere(a)->fill(a->dtype, dt_array_data(a), dt_array_count(a), value);
+    if (dti_elsewhere(a)) {
+        dti_elsewhere(a)->fill(a->dtype, dt_array_data(a), dt_array_count(a), value);
         return;
     }
     for_elements(a, NULL, value, fill_piece);
@@ -218,8 +209,8 @@ void dt_array_fill(dt_array *a, double value)
 void dt_array_scale(dt_array *a, double factor)
 {
     assert(dt_dtype_is_float(a->dtype));
-    if (elsewhere(a))
-        elsewhere(a)->scale(a->dtype, dt_array_data(a), dt_array_count(a), factor);
+    if (dti_elsewhere(a))
+        dti_elsewhere(a)->scale(a->dtype, dt_array_data(a), dt_array_count(a), factor);
     else
         for_elements(a, NULL, factor, scale_piece);
 }
@@ -227,18 +218,17 @@ void dt_array_scale(dt_array *a, double factor)
 void dt_array_add_into(dt_array *dst, const dt_array *src)
 {
     assert(dst->dtype == src->dtype && dt_dtype_is_float(dst->dtype));
-    if (elsewhere(dst))
-        elsewhere(dst)->add(dst->dtype, dt_array_data(dst), dt_array_data(src),
-                            dt_array_count(dst));
+    if (dti_elsewhere(dst))
+        dti_elsewhere(dst)->add(dst->dtype, dt_array_data(dst), dt_array_data(src),
+                                dt_array_count(dst));
     else
         for_elements(dst, src, 0, add_piece);
 }
 
 void dt_array_cast(dt_array *dst, const dt_array *src)
 {
-    if (elsewhere(dst))
-        elsewhere(dst)->cast(dst->dtype, dt_array_data(dst), src->dtype, dt_array_data(src),
-                             dt_array_count(dst));
+    if (dti_elsewhere(dst) || dti_elsewhere(src))
+        dti_cast_elsewhere(dst, src);
     else
         for_elements(dst, src, 0, cast_piece);
 }
@@ -250,8 +240,8 @@ void dt_array_copy(dt_array *dst, const dt_array *src)
     const void *from = dt_array_data(src);
     if (to == NULL || to == from)
         return;
-    if (elsewhere(dst))
-        elsewhere(dst)->copy(to, from, dt_array_bytes(dst));
+    if (dti_elsewhere(dst) || dti_elsewhere(src))
+        dti_copy_elsewhere(dst, src);
     else
         memcpy(to, from, dt_array_bytes(dst));
 }
@@ -267,35 +257,6 @@ static int64_t block_strides(const dt_array *a, const int64_t at[], int64_t stri
     return first;
 }
 
-static void copy_block(const dti_block *b, const dt_array *dst, const dt_array *src)
-{
-    char *to = b->dst;
-    const char *from = b->src;
-    int64_t index[DT_MAX_DIMS] = {0};
-    /* The longest run contiguous in both: whole inner dims and one dim more. */
-    int64_t run = b->elem_bytes;
-    int outer = b->ndim;
-    for (bool whole = true; outer > 0 && whole; outer--) {
-        const int64_t e = b->extent[outer - 1];
-        assert(e <= dst->shape.dim[outer - 1] && e <= src->shape.dim[outer - 1]);
-        run *= e;
-        whole = e == dst->shape.dim[outer - 1] && e == src->shape.dim[outer - 1];
-    }
-    for (int d = 0; d >= 0;) {
-        memcpy(to, from, (size_t)run);
-        /* Count up over the outer dims, the last one fastest. */
-        for (d = outer - 1; d >= 0; d--) {
-            to += b->elem_bytes * b->dst_stride[d];
-            from += b->elem_bytes * b->src_stride[d];
-            if (++index[d] < b->extent[d])
-                break;
-            to -= b->elem_bytes * b->dst_stride[d] * index[d];
-            from -= b->elem_bytes * b->src_stride[d] * index[d];
-            index[d] = 0;
-        }
-    }
-}
-
 void dt_array_copy_block(dt_array *dst, const int64_t dst_at[], const dt_array *src,
                          const int64_t src_at[], dt_shape extent)
 {
@@ -306,14 +267,16 @@ void dt_array_copy_block(dt_array *dst, const int64_t dst_at[], const dt_array *
     if (dt_shape_count(extent) == 0 || to == NULL)
         return;
     const int64_t size = (int64_t)dt_dtype_size(dst->dtype);
-    dti_block b = {.elem_bytes = size, .ndim = ndim};
+    dti_strided_block b = {.elem_bytes = size, .ndim = ndim};
     memcpy(b.extent, extent.dim, sizeof b.extent);
     b.dst = to + size * block_strides(dst, dst_at, b.dst_stride);
     b.src = from + size * block_strides(src, src_at, b.src_stride);
-    if (elsewhere(dst))
-        elsewhere(dst)->copy_block(&b);
+    for (int d = 0; d < ndim; d++)
+        assert(extent.dim[d] <= dst->shape.dim[d] && extent.dim[d] <= src->shape.dim[d]);
+    if (dti_elsewhere(dst) || dti_elsewhere(src))
+        dti_block_elsewhere(&b, dti_elsewhere(dst), dti_elsewhere(src));
     else
-        copy_block(&b, dst, src);
+        dti_copy_block(&b);
 }
 
 static void reduce_elsewhere(dt_array *dst, int n, const dt_array *const *src, dt_reduce op)
@@ -325,7 +288,8 @@ static void reduce_elsewhere(dt_array *dst, int n, const dt_array *const *src, d
         term[held++] = dt_array_data(src[k]);
         if (held < ONCE && k + 1 < n)
             continue;
-        elsewhere(dst)->reduce(dst->dtype, dt_array_data(dst), held, term, dt_array_count(dst), op);
+        dti_elsewhere(dst)->reduce(dst->dtype, dt_array_data(dst), held, term, dt_array_count(dst),
+                                   op);
         term[0] = dt_array_data(dst);
         held = 1;
     }
@@ -340,7 +304,7 @@ void dt_array_reduce(dt_array *dst, int n, const dt_array *const *src, dt_reduce
     const int64_t count = dt_array_count(dst);
     for (int k = 0; k < n; k++)
         assert(src[k]->dtype == dst->dtype && dt_array_count(src[k]) == count);
-    if (elsewhere(dst)) {
+    if (dti_elsewhere(dst)) {
         reduce_elsewhere(dst, n, src, op);
         return;
     }

@@ -13,6 +13,16 @@ void dti_cast(dt_dtype to, void *dst, dt_dtype from, const void *src, int64_t n)
 void dti_reduce(dt_dtype dtype, void *dst, int nsrc, const dt_array *const *src, int64_t n,
                 dt_reduce op);
 
+/* A block of `extent` elements between two arrays, by strides in elements; no overlap. */
+typedef struct dti_strided_block {
+    int64_t elem_bytes;
+    int ndim;
+    int64_t extent[DT_MAX_DIMS], dst_stride[DT_MAX_DIMS], src_stride[DT_MAX_DIMS];
+    void *dst; /* of its first element */
+    const void *src;
+} dti_strided_block;
+void dti_copy_block(const dti_strided_block *b);
+
 /* `index` elements past `base`. */
 static inline void *dti_at(dt_dtype dtype, const void *base, int64_t index)
 {

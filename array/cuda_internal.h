@@ -2,20 +2,11 @@
  * is not built in. Read next: array/cuda/gpu_internal.h. */
 #pragma once
 
-#include "array/dt_array.h"
+#include "array/array_internal.h"
 #include "array/dt_kernels_math.h"
 #include "array/dt_kernels_nn.h"
 #include "array/dt_kernels_optim.h"
 #include "array/dt_matmul.h"
-
-/* A block of `extent` elements between two arrays, by strides in elements. */
-typedef struct dti_block {
-    int64_t elem_bytes;
-    int ndim;
-    int64_t extent[DT_MAX_DIMS], dst_stride[DT_MAX_DIMS], src_stride[DT_MAX_DIMS];
-    void *dst; /* of its first element */
-    const void *src;
-} dti_block;
 
 /* Whole-array operations on device pointers, in the order of the rank's compute stream; contracts
  * as in array/array_internal.h. */
@@ -26,7 +17,7 @@ typedef struct dti_cuda_arrays {
     void (*scale)(dt_dtype dtype, void *dst, int64_t n, double factor);
     void (*add)(dt_dtype dtype, void *dst, const void *src, int64_t n);
     void (*cast)(dt_dtype to, void *dst, dt_dtype from, const void *src, int64_t n);
-    void (*copy_block)(const dti_block *b);
+    void (*copy_block)(const dti_strided_block *b);
     void (*reduce)(dt_dtype dtype, void *dst, int nsrc, const void *const *src, int64_t n,
                    dt_reduce op);
     /* Host to device, where the host's bytes may change at once, and back; both block. */
@@ -49,3 +40,8 @@ dt_status dti_cuda_matmul(const dt_matmul_args *p);
 dt_status dti_cuda_memory_create(int device, int ranks, size_t bytes, void **base_out,
                                  size_t *bytes_out);
 void dti_cuda_memory_destroy(void *base);
+
+/* Behind dt_device_count, dt_heap_status and dt_heap_stream. */
+int dti_cuda_device_count(void);
+dt_status dti_cuda_status(void);
+void *dti_cuda_stream(void);

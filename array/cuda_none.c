@@ -42,3 +42,18 @@ void dti_cuda_memory_destroy(void *base)
 {
     (void)base;
 }
+
+int dti_cuda_device_count(void)
+{
+    return 0;
+}
+
+dt_status dti_cuda_status(void)
+{
+    return DT_OK;
+}
+
+void *dti_cuda_stream(void)
+{
+    return NULL;
+}

@@ -56,6 +56,13 @@ DT_NODISCARD dt_status dt_heap_create(dt_device device, const dt_heap_options *o
 /* Every array must have been released: asserted in debug builds. Accepts NULL in *heap. */
 void dt_heap_destroy(dt_heap **heap);
 dt_device dt_heap_device(const dt_heap *heap);
+/* Devices of a kind that this process can use; 0: none, or not built in. */
+int dt_device_count(dt_device_kind kind);
+/* cuda: the first error of what this thread asked of its device, which stays broken; on others
+ * always DT_OK. Ops ask it; kernels have nothing to return it by. */
+dt_status dt_heap_status(const dt_heap *heap);
+/* cuda: the cudaStream_t that this thread's kernels run on; else NULL. */
+void *dt_heap_stream(const dt_heap *heap);
 dt_heap_stats dt_heap_get_stats(const dt_heap *heap);
 void dt_heap_reset_peaks(dt_heap *heap);
 /* For comm/shm.c: the file that backs the heap (-1: none), where it is mapped, a number peers
@@ -117,8 +124,13 @@ void *dt_array_data(const dt_array *a);
 /* Host to array and back; n elements of the array's dtype. On meta nothing happens. Blocks. */
 DT_NODISCARD dt_status dt_array_write(dt_array *a, const void *host, int64_t n);
 DT_NODISCARD dt_status dt_array_read(const dt_array *a, void *host, int64_t n);
+/* The bytes where the host can look at them: on the cpu the array's own, on cuda a copy, which the
+ * caller frees by *copy_out (else NULL). NULL on meta, for 0 elements and where there is no memory.
+ * For messages and checks. Blocks. */
+const void *dt_array_look(const dt_array *a, void **copy_out);
 
-/* Whole-array operations; all do nothing on meta. Arrays of one call live on one device. Zero,
+/* Whole-array operations; all do nothing on meta. Arrays of one call live on one device, but in
+ * copy, copy_block and cast one may be on cuda and one on the cpu: that blocks. Zero,
  * fill, cast, add_into and scale share large arrays among OpenMP threads; copy, copy_block and
  * reduce are serial, so that communication workers may call them. The result never depends on the
  * number of threads. */

@@ -151,3 +151,27 @@ void dti_reduce(dt_dtype dtype, void *dst, int nsrc, const dt_array *const *src,
     case DT_NDTYPES: break;
     }
 }
+
+void dti_copy_block(const dti_strided_block *b)
+{
+    char *to = b->dst;
+    const char *from = b->src;
+    int64_t index[DT_MAX_DIMS] = {0}, run = 1;
+    int outer = b->ndim; /* the inner dims are one run in both */
+    while (outer > 0 && (b->extent[outer - 1] == 1 ||
+                         (b->dst_stride[outer - 1] == run && b->src_stride[outer - 1] == run)))
+        run *= b->extent[--outer];
+    for (int d = 0; d >= 0;) {
+        memcpy(to, from, (size_t)(run * b->elem_bytes));
+        /* Count up over the outer dims, the last one fastest. */
+        for (d = outer - 1; d >= 0; d--) {
+            to += b->elem_bytes * b->dst_stride[d];
+            from += b->elem_bytes * b->src_stride[d];
+            if (++index[d] < b->extent[d])
+                break;
+            to -= b->elem_bytes * b->dst_stride[d] * index[d];
+            from -= b->elem_bytes * b->src_stride[d] * index[d];
+            index[d] = 0;
+        }
+    }
+}

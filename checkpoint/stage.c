@@ -109,7 +109,7 @@ static void copy(const dti_block *b, const chunk *c, dt_array src, int64_t src_f
         from.offset += run.block - src_first;
         to.offset += as_file ? run.whole - c->lo : run.block - block_first;
         if (from.dtype == to.dtype)
-            memcpy(dt_array_data(&to), dt_array_data(&from), dt_array_bytes(&to));
+            dt_array_copy(&to, &from);
         else
             dt_array_cast(&to, &from);
     }

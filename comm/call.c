@@ -31,13 +31,11 @@ static dt_status check_arrays(const dt_comm *comm, const dt_array *in, const dt_
     DT_REQUIRE((!in || in->storage) && (!out || out->storage), DT_ERR_ARG, "a part has no array");
     const dt_array *any = in ? in : out;
     const dt_device_kind device = dt_heap_device(any->storage->heap).kind;
-    DT_REQUIRE(device != DT_CUDA, DT_ERR_UNSUPPORTED, "backend of %s cannot move cuda arrays",
-               comm->name);
     const dt_heap *ours = comm->world->heap[DT_CPU];
     for (int side = 0; side < 2; side++) {
         const dt_array *a = side == 0 ? in : out;
         DT_REQUIRE(!a || comm->size == 1 || !comm->ops->shares || dt_array_is_meta(a) ||
-                       a->storage->heap == ours,
+                       a->storage->heap == ours || device == DT_CUDA,
                    DT_ERR_ARG,
                    "an array of another heap than dt_world_heap's: shm moves only those"
                    " (DT_COMM=mpi moves any)");
@@ -46,7 +44,7 @@ static dt_status check_arrays(const dt_comm *comm, const dt_array *in, const dt_
         return DT_OK;
     DT_REQUIRE(in->dtype == out->dtype, DT_ERR_ARG, "in is %s, out is %s", dt_dtype_name(in->dtype),
                dt_dtype_name(out->dtype));
-    DT_REQUIRE(dt_array_is_meta(in) == dt_array_is_meta(out), DT_ERR_ARG,
+    DT_REQUIRE(dt_heap_device(out->storage->heap).kind == device, DT_ERR_ARG,
                "in and out are on different devices");
     return DT_OK;
 }
@@ -91,6 +89,11 @@ static dt_status check_sizes(const dt_comm *comm, const dti_call_options *o, con
     return DT_OK;
 }
 
+static dt_device_kind kind_of(const dt_part *p)
+{
+    return dt_heap_device((p->in ? p->in : p->out)->storage->heap).kind;
+}
+
 /* All parts live on one device: either all move bytes or none does. */
 static dt_status check_call(const dt_comm *comm, const dti_call_options *o, int n,
                             const dt_part *part)
@@ -110,9 +113,8 @@ static dt_status check_call(const dt_comm *comm, const dti_call_options *o, int 
                    "part %d: %s is NULL", i, part[i].out ? "in" : "out");
         DT_TRY(check_arrays(comm, part[i].in, part[i].out));
         DT_TRY(check_sizes(comm, o, &part[i]));
-        DT_REQUIRE(dt_array_is_meta(part[i].in ? part[i].in : part[i].out) ==
-                       dt_array_is_meta(part->in ? part->in : part->out),
-                   DT_ERR_ARG, "parts 0 and %d are on different devices", i);
+        DT_REQUIRE(kind_of(&part[i]) == kind_of(part), DT_ERR_ARG,
+                   "parts 0 and %d are on different devices", i);
     }
     return DT_OK;
 }
@@ -126,15 +128,9 @@ static void run_alone(int n, const dt_part *part)
             dt_array_copy(part[i].out, part[i].in);
 }
 
-static dt_status call(dt_comm *comm, const dti_call_options *o, int n, const dt_part *part,
-                      dt_work **work_out)
+dt_status dti_call(dt_comm *comm, const dti_call_options *o, int n, const dt_part *part,
+                   dt_work **work_out)
 {
-    DT_TRY(check_call(comm, o, n, part));
-    if (comm->size == 1) {
-        run_alone(n, part);
-        *work_out = NULL;
-        return DT_OK;
-    }
     const bool message = o->kind == DT_CALL_SEND || o->kind == DT_CALL_RECV;
     const dti_work_plan plan = {
         .kind = o->kind,
@@ -158,6 +154,20 @@ static dt_status call(dt_comm *comm, const dti_call_options *o, int n, const dt_
 fail:
     dti_work_free(w);
     return st;
+}
+
+static dt_status call(dt_comm *comm, const dti_call_options *o, int n, const dt_part *part,
+                      dt_work **work_out)
+{
+    DT_TRY(check_call(comm, o, n, part));
+    if (comm->size == 1) {
+        run_alone(n, part);
+        *work_out = NULL;
+        return DT_OK;
+    }
+    if (o->kind != DT_CALL_BARRIER && kind_of(part) == DT_CUDA)
+        return dti_call_staged(comm, o, n, part, work_out);
+    return dti_call(comm, o, n, part, work_out);
 }
 
 dt_status dt_all_gather(dt_comm *comm, int n, const dt_part *part, const char *label,

@@ -1,6 +1,7 @@
 /* comm/comm_internal.h - how a call travels through comm/.
  *
  *   call.c      checks the arguments                                                host thread
+ *   staged.c    arrays on cuda: copies them to the host and back                    host thread
  *   plan.c      builds a dt_work: which bytes go to whom                            host thread
  *   record.c    counts it, keeps it in the ring, prints DT_EXPLAIN's line           host thread
  *   lane.c      queues it on its channel's lane; runs it in order                   host or worker
@@ -111,6 +112,7 @@ struct dt_work {
     dti_exchange compare;       /* n 0 unless DT_CHECK=collective */
     dti_record *record;
     dt_array staging;
+    dt_array *home;  /* staged.c: where each part's `out` is copied by the wait; NULL: nowhere */
     char *host_copy; /* bytes of no array: a _sync call's values, a barrier's tokens */
     dt_array host_memory;
     void *scratch; /* the backend's */
@@ -188,6 +190,7 @@ struct dt_world {
     dt_heap *heap[3]; /* by dt_device_kind */
     dt_trace *trace;
     bool explain;
+    bool staged; /* said that arrays go by way of the host */
     char checks[128], faults[256];
     double delay_s;
     unsigned delay_mask; /* 1 << dt_call */
@@ -257,6 +260,16 @@ typedef struct dti_call_options {
 /* Elements of rank r's piece: as the caller counts them, or even. */
 int64_t dti_piece_of(const int64_t *counts, int64_t total, int k, int r);
 dt_status dti_plan_work(dt_work *w, const dti_call_options *o, const dt_part *part);
+
+/* call.c: a checked call of arrays that the backend moves. */
+dt_status dti_call(dt_comm *comm, const dti_call_options *o, int n, const dt_part *part,
+                   dt_work **work_out);
+
+/* staged.c: the same of arrays on cuda; what the wait does; giving the references back. */
+dt_status dti_call_staged(dt_comm *comm, const dti_call_options *o, int n, const dt_part *part,
+                          dt_work **work_out);
+dt_status dti_bring_home(dt_work *w);
+void dti_forget_home(dt_work *w);
 
 /* lane.c */
 void dti_lane_open(dti_lane *lane);

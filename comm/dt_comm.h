@@ -67,6 +67,10 @@ int dt_world_size(const dt_world *world);
 dt_backend dt_world_backend(const dt_world *world);
 dt_trace *dt_world_trace(const dt_world *world);
 void dt_world_set_trace(dt_world *world, dt_trace *trace);
+/* The device of a kind that this rank is to use: on cuda one of this machine's, in turns. Where
+ * there are fewer devices than ranks, some share one, and each takes its share of the memory.
+ * Errors: DT_ERR_DEVICE: there is none. */
+DT_NODISCARD dt_status dt_world_device(dt_world *world, dt_device_kind kind, dt_device *device_out);
 /* The world's heap on a device, created on first use; lives as long as the world. */
 DT_NODISCARD dt_status dt_world_heap(dt_world *world, dt_device device, dt_heap **heap_out);
 

@@ -115,6 +115,7 @@ void dti_work_free(dt_work *w)
         free(w->operand[i].saved);
     }
     dt_array_release(&w->staging);
+    dti_forget_home(w);
     give(&w->host_memory, w->host_copy);
     free(w->scratch);
     dt_array memory = w->memory;
@@ -139,8 +140,9 @@ dt_status dt_work_wait(dt_work **work)
     dti_event(w, "wait", DT_TRACE_END, 0);
     const dt_status st = w->status;
     if (st == DT_OK) {
+        const dt_status moved = w->home ? dti_bring_home(w) : DT_OK;
         dti_work_free(w);
-        return DT_OK;
+        return moved;
     }
     w->next = w->comm->world->graves;
     w->comm->world->graves = w;

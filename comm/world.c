@@ -213,6 +213,36 @@ void dt_world_set_trace(dt_world *world, dt_trace *trace)
     world->trace = trace;
 }
 
+/* What the launcher says of this machine's ranks; else `fallback`. */
+static int local_number(const char *const names[], int fallback)
+{
+    for (int i = 0; names[i]; i++) {
+        const char *text = getenv(names[i]);
+        if (text && *text)
+            return (int)strtol(text, NULL, 10);
+    }
+    return fallback;
+}
+
+dt_status dt_world_device(dt_world *world, dt_device_kind kind, dt_device *device_out)
+{
+    static const char *const rank_names[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID",
+                                             "SLURM_LOCALID", NULL};
+    static const char *const size_names[] = {"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
+                                             "SLURM_NTASKS_PER_NODE", NULL};
+    *device_out = (dt_device){.kind = kind};
+    if (kind != DT_CUDA)
+        return DT_OK;
+    const int devices = dt_device_count(DT_CUDA);
+    DT_REQUIRE(devices > 0, DT_ERR_DEVICE, "there is no cuda device, or cuda is not built in");
+    const bool processes = world->mpi != NULL;
+    const int rank = processes ? local_number(rank_names, world->rank) : world->rank;
+    const int ranks = processes ? local_number(size_names, world->size) : world->size;
+    device_out->index = rank % devices;
+    world->heap_options.device_ranks = (ranks + devices - 1) / devices;
+    return DT_OK;
+}
+
 dt_status dt_world_heap(dt_world *world, dt_device device, dt_heap **heap_out)
 {
     DT_REQUIRE((int)device.kind >= 0 && (int)device.kind < DT_COUNT(world->heap), DT_ERR_ARG,

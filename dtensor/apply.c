@@ -268,6 +268,7 @@ static dt_status compute(dti_call *k, const dti_rule *rule, dt_tensor *const *in
         k->c.need |= in[i] && in[i]->requires_grad && !(op->no_grad_in >> i & 1) ? 1u << i : 0;
     if (dti_is_called(op, k->mesh)) {
         DT_TRY(op->forward(&k->c));
+        DT_TRY(dt_heap_status(dt_mesh_heap(k->mesh)));
         dti_tally(&k->c, false);
     }
     if (trace)

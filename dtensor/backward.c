@@ -142,6 +142,7 @@ static dt_status op_backward(back_call *k, dti_node *n)
         dt_trace_record(trace, "grad", n->name, DT_TRACE_BEGIN, 0, 0);
     if (dti_is_called(n->op, k->call.mesh)) {
         DT_TRY(n->op->backward(&k->call.c));
+        DT_TRY(dt_heap_status(dt_mesh_heap(k->call.mesh)));
         dti_tally(&k->call.c, true);
     }
     if (trace)

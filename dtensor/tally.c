@@ -5,6 +5,7 @@
 #include "array/dt_matmul.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 dt_status dt_op_multiply(dt_op_call *c, const dt_matmul_args *args)
@@ -34,19 +35,18 @@ static double alike(const dt_op_call *c)
 
 /* ---- what is not finite ---- */
 
-static bool is_bad(const dt_array *a, int64_t i)
+static bool is_bad(dt_dtype dtype, const void *data, int64_t i)
 {
-    const void *data = dt_array_data(a);
     uint64_t bits = 0, mask = 0;
-    if (a->dtype == DT_F64) {
+    if (dtype == DT_F64) {
         bits = ((const uint64_t *)data)[i];
         mask = UINT64_C(0x7FF0000000000000);
-    } else if (a->dtype == DT_F32) {
+    } else if (dtype == DT_F32) {
         bits = ((const uint32_t *)data)[i];
         mask = 0x7F800000;
-    } else if (a->dtype == DT_BF16 || a->dtype == DT_F16) {
+    } else if (dtype == DT_BF16 || dtype == DT_F16) {
         bits = ((const uint16_t *)data)[i];
-        mask = a->dtype == DT_BF16 ? 0x7F80 : 0x7C00;
+        mask = dtype == DT_BF16 ? 0x7F80 : 0x7C00;
     }
     return mask != 0 &&
            (bits & mask) == mask; /* all bits of the exponent: infinite, or no number */
@@ -55,10 +55,14 @@ static bool is_bad(const dt_array *a, int64_t i)
 static int64_t first_bad(const dt_array *a)
 {
     const int64_t n = a->storage ? dt_array_count(a) : 0;
-    for (int64_t i = 0; i < n; i++)
-        if (is_bad(a, i))
-            return i;
-    return -1;
+    void *copy;
+    const void *data = n > 0 ? dt_array_look(a, &copy) : NULL;
+    int64_t at = data ? 0 : n;
+    while (at < n && !is_bad(a->dtype, data, at))
+        at++;
+    if (data)
+        free(copy);
+    return at < n ? at : -1;
 }
 
 /* Is what is found now before what was found, in the order of the model? */

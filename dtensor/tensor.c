@@ -128,10 +128,12 @@ static dt_status check_replicas(const dt_layout *layout, const dt_array *local)
     char shape[DT_SHAPE_TEXT], text[DT_LAYOUT_TEXT];
     if (!dt_world_check(dt_mesh_world(mesh), "replicas"))
         return DT_OK;
-    const unsigned char *bytes = dt_array_data(local);
+    void *copy;
+    const unsigned char *bytes = dt_array_look(local, &copy);
     uint64_t hash = 1469598103934665603u; /* FNV-1a */
     for (size_t i = 0; bytes && i < dt_array_bytes(local); i++)
         hash = (hash ^ bytes[i]) * 1099511628211u;
+    free(copy);
     for (int axis = 0; axis < layout->grid->naxes; axis++) {
         if (layout->grid->size[axis] == 1 || dt_layout_at(layout, axis).kind != DT_REPLICATE)
             continue;
@@ -155,8 +157,7 @@ dt_status dt_from_array(const dt_layout *layout, const dt_array *local, dt_tenso
     DT_REQUIRE(dt_shape_equal(local->shape, want), DT_ERR_SHAPE,
                "local array %s, but %s of %s gives this rank %s",
                dt_shape_print(local->shape, a, sizeof a), dt_layout_print(layout, c, sizeof c),
-               dt_shape_print(layout->shape, d, sizeof d),
-               dt_shape_print(want, b, sizeof b));
+               dt_shape_print(layout->shape, d, sizeof d), dt_shape_print(want, b, sizeof b));
     DT_TRY(check_replicas(layout, local));
     dt_array share = dt_array_share(local);
     DT_TRY(make_leaf(layout, &share, tensor_out));
@@ -166,25 +167,13 @@ dt_status dt_from_array(const dt_layout *layout, const dt_array *local, dt_tenso
 /* The rows, columns ... of a whole host array that `layout` gives to this rank. */
 static void read_block(dt_array *local, const void *host, const dt_layout *layout)
 {
+    const int64_t start[DT_MAX_DIMS] = {0};
     int64_t at[DT_MAX_DIMS];
     const dt_shape part = dt_mesh_local(layout, at);
-    if (dt_array_is_meta(local) || dt_shape_count(part) == 0)
-        return;
-    const int last = part.ndim - 1;
-    const size_t elem = dt_dtype_size(local->dtype);
-    const size_t run_bytes = elem * (size_t)(last < 0 ? 1 : part.dim[last]);
-    const int64_t runs = last < 0 ? 1 : dt_shape_count(part) / part.dim[last];
-    char *to = dt_array_data(local);
-    for (int64_t r = 0; r < runs; r++) {
-        int64_t rest = r, index = 0, stride = 1;
-        for (int d = last; d >= 0; d--) {
-            const int64_t i = d == last ? 0 : rest % part.dim[d];
-            rest = d == last ? rest : rest / part.dim[d];
-            index += (at[d] + i) * stride;
-            stride *= layout->shape.dim[d];
-        }
-        memcpy(to + (size_t)r * run_bytes, (const char *)host + (size_t)index * elem, run_bytes);
-    }
+    dt_storage bytes = {.data = (void *)(uintptr_t)host};
+    const dt_array whole = {&bytes, 0, layout->shape, local->dtype};
+    if (!dt_array_is_meta(local))
+        dt_array_copy_block(local, start, &whole, at, part);
 }
 
 dt_status dt_distribute(const dt_layout *layout, dt_dtype dtype, const void *host,

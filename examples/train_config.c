@@ -35,8 +35,6 @@
         key, DT_OPTION_INT, "1", help, NULL, 1, MOST_RANKS \
     }
 
-/* Keys of parts that later versions build say so in their help, and only their default is legal. */
-#define NOT_BUILT  " (not built yet)"
 #define MOST_RANKS 16384
 
 static const dt_option table[] = {
@@ -133,7 +131,7 @@ static const dt_option table[] = {
         "training meets too"),
     {"eval.split", DT_OPTION_FLOAT, "0",
      "part of the data, at its end, for evaluation and not for training", NULL, 0, 0.99},
-    CHOICE("device", "cpu", "cpu|cuda", "where" NOT_BUILT),
+    CHOICE("device", "cpu", "cpu|cuda", "where; the ranks of a machine share its devices out"),
     {"ranks", DT_OPTION_INT, "0", "run this many ranks as threads of one process; 0: as launched",
      NULL, 0, 1024},
     COUNT("log.every", "10", "steps between lines"),
@@ -154,25 +152,6 @@ static const dt_option table[] = {
     {"help", DT_OPTION_COMMAND, NULL, "print this", NULL, 0, 0},
     {"print-config", DT_OPTION_COMMAND, NULL, "print the configuration that results", NULL, 0, 0},
 };
-
-static bool is_default(const dt_options *o, const dt_option *option)
-{
-    if (option->type == DT_OPTION_INT)
-        return dt_options_int(o, option->key) == strtoll(option->fallback, NULL, 10);
-    if (option->type == DT_OPTION_BOOL)
-        return dt_options_bool(o, option->key) == (strcmp(option->fallback, "true") == 0);
-    const char *value = dt_options_string(o, option->key);
-    return !value || (option->fallback && strcmp(value, option->fallback) == 0);
-}
-
-static dt_status check_built(const dt_options *o)
-{
-    for (int i = 0; i < DT_COUNT(table); i++)
-        DT_REQUIRE(!strstr(table[i].help, NOT_BUILT) || is_default(o, &table[i]),
-                   DT_ERR_UNSUPPORTED, "%s is not built yet; legal: %s", table[i].key,
-                   table[i].fallback ? table[i].fallback : "to leave it out");
-    return DT_OK;
-}
 
 /* The optimizer takes 0 for its defaults; who writes 0 means something else. */
 static dt_status check_adamw(const dt_adamw_options *o)
@@ -317,7 +296,6 @@ static dt_status fill(const dt_options *o, train_config *c)
     DT_REQUIRE(dt_options_has(o, "model.config"), DT_ERR_ARG,
                "model.config is missing: the path of a Hugging Face config.json (train --help "
                "lists every key)");
-    DT_TRY(check_built(o));
     c->model_config = dt_options_string(o, "model.config");
     c->model_init = dt_options_string(o, "model.init");
     if (strcmp(c->model_init, "random") == 0)
@@ -346,6 +324,7 @@ static dt_status fill(const dt_options *o, train_config *c)
     fill_parallel(o, c);
     DT_TRY(dt_recompute_parse(dt_options_string(o, "recompute"), &c->recompute));
     DT_TRY(dt_dtype_parse(dt_options_string(o, "dtype.param"), &c->param_dtype));
+    c->device = strcmp(dt_options_string(o, "device"), "cuda") == 0 ? DT_CUDA : DT_CPU;
     DT_TRY(dt_dtype_parse(dt_options_string(o, "dtype.reduce"), &c->reduce_dtype));
     const char *what = dt_options_string(o, "offload.what");
     c->offload_dir = dt_options_string(o, "offload.dir");

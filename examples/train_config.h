@@ -38,6 +38,7 @@ typedef struct train_config {
     dt_recompute_policy recompute; /* of every layer */
     bool reshard_after_forward;
     int reshard_size; /* 0: not to groups */
+    dt_device_kind device;
     dt_dtype param_dtype, reduce_dtype;
     const char *offload_dir; /* NULL: nothing is offloaded */
     bool offload_params;     /* beside the optimizer's state */

@@ -108,9 +108,8 @@ dt_status train_session_lay_out(train_session *s, dt_device device)
     DT_TRY(list_params(s));
     DT_TRY(parallelize(s, device));
     if (c->offload_dir && device.kind != DT_META)
-        DT_TRY(dt_world_agree_sync(
-            s->world, dt_store_create(dt_mesh_heap(s->mesh), c->offload_dir,
-                                      dt_world_rank(s->world), &s->store)));
+        DT_TRY(dt_world_agree_sync(s->world, dt_store_create(dt_mesh_heap(s->mesh), c->offload_dir,
+                                                             dt_world_rank(s->world), &s->store)));
     for (int i = 0; i < nparts(s); i++) {
         for (int k = 0; k < dt_model_nlayers(part(s, i)); k++)
             dt_recompute(dt_model_layer(part(s, i), k), c->recompute);
@@ -123,7 +122,9 @@ static dt_status build(train_session *s)
 {
     const train_config *c = s->config;
     s->scaler = c->param_dtype == DT_F16 ? dt_scaler_start() : (dt_scaler){.scale = 1};
-    DT_TRY(train_session_lay_out(s, (dt_device){DT_CPU, 0}));
+    dt_device device;
+    DT_TRY(dt_world_device(s->world, c->device, &device));
+    DT_TRY(train_session_lay_out(s, device));
     DT_REQUIRE(c->seq_len <= s->facts.max_positions, DT_ERR_ARG,
                "train.seq_len=%lld is longer than the model's %lld positions",
                (long long)c->seq_len, (long long)s->facts.max_positions);

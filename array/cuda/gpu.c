@@ -39,7 +39,18 @@ bool dti_gpu_ok(cudaError_t error, const char *what, const char *file, int line)
     return false;
 }
 
-dt_status dti_gpu_status(void)
+int dti_cuda_device_count(void)
+{
+    int n = 0;
+    return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
+}
+
+void *dti_cuda_stream(void)
+{
+    return mine->compute;
+}
+
+dt_status dti_cuda_status(void)
 {
     if (!mine || mine->error == cudaSuccess)
         return DT_OK;

@@ -16,12 +16,10 @@ cudaStream_t dti_gpu_stream(void);
  * which may give the same bytes. Grows rarely; what fits costs nothing. NULL, with the error kept,
  * where the device has no memory. */
 void *dti_gpu_scratch(size_t bytes);
-/* Keep the first error of this thread's context: DTI_GPU(cudaMemcpyAsync(...)). True: fine. */
+/* Keep the first error of this thread's context: DTI_GPU(cudaMemcpyAsync(...)). True: fine. The
+ * error stays; dti_cuda_status gives it. */
 bool dti_gpu_ok(cudaError_t error, const char *what, const char *file, int line);
 #define DTI_GPU(call) dti_gpu_ok((call), #call, __FILE__, __LINE__)
-/* The first error since the context was made; a broken device stays broken. Errors:
- * DT_ERR_DEVICE. */
-dt_status dti_gpu_status(void);
 /* What array/cuda/matmul.c keeps in this thread's context: zeros at first; `drop` ends it with the
  * context. */
 typedef struct dti_gpu_kept {

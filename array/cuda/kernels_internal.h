@@ -24,7 +24,7 @@ void dti_cuda_range(int64_t n, int32_t first, int32_t *out);
 void dti_cuda_normal(dt_dtype dtype, dt_key key, uint64_t first, int64_t n, double std, void *out);
 
 /* strided.cu */
-void dti_cuda_copy_block(const dti_block *b);
+void dti_cuda_copy_block(const dti_strided_block *b);
 void dti_cuda_strided(const dt_strided_args *a);
 
 /* sum.cu, product.cu */

@@ -310,7 +310,7 @@ dt_status dti_cuda_matmul(const dt_matmul_args *args)
     }
     if (p.k == 0) {
         scale_c(&p);
-        return dti_gpu_status();
+        return dti_cuda_status();
     }
     const cublasStatus_t st = run(all->handle, find_product(all, &p), &p);
     DT_REQUIRE(st == CUBLAS_STATUS_SUCCESS, DT_ERR_DEVICE,
@@ -318,5 +318,5 @@ dt_status dti_cuda_matmul(const dt_matmul_args *args)
                (long long)p.m, (long long)p.n, (long long)p.k, (long long)p.batch,
                cublasLtGetStatusName(st));
     dti_gpu_count_launch();
-    return dti_gpu_status();
+    return dti_cuda_status();
 }

@@ -18,7 +18,7 @@ static dt_status move(void *dst, const void *src, size_t bytes, enum cudaMemcpyK
 {
     (void)DTI_GPU(cudaMemcpyAsync(dst, src, bytes, kind, dti_gpu_stream()));
     dti_gpu_sync();
-    return dti_gpu_status();
+    return dti_cuda_status();
 }
 
 static dt_status to_device(void *dst, const void *host, size_t bytes)
