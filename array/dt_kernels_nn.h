@@ -16,7 +16,7 @@ typedef struct dt_norm_args {
     double eps;
     bool centred;
     const void *x, *w, *b; /* w, b [n]; w NULL: ones, b NULL: zeros */
-    double *stats;         /* [rows, 2]: mean and inv; all but norm_dw, which reads them, write */
+    double *stats;         /* [rows, 2]: to work with; mean and inv on the cpu */
     const void *dy;
 } dt_norm_args;
 
@@ -48,7 +48,8 @@ typedef struct dt_rope_args {
     int64_t batch, heads, seq, dim;
     bool batched;
     dt_rope_options rope;
-    const int32_t *positions;
+    const int32_t *positions; /* NULL, and not batched: first, first + 1, ... */
+    int64_t first;
     void *table; /* [batch if batched, seq, dim]: cosines, then sines */
 } dt_rope_args;
 
@@ -92,18 +93,18 @@ typedef struct dt_attention_args {
 typedef enum dt_activation { DT_ACT_SILU, DT_ACT_GELU_TANH, DT_ACT_GELU_ERF } dt_activation;
 
 typedef struct dt_nn_kernels {
-    void (*norm_stats)(const dt_norm_args *a);
     void (*norm)(const dt_norm_args *a, void *y);
-    void (*norm_dx)(const dt_norm_args *a, void *dx);
-    void (*norm_dw)(const dt_norm_args *a, void *dw, void *db); /* db may be NULL */
+    /* From x, w and dy; each output may be NULL: not wanted. */
+    void (*norm_backward)(const dt_norm_args *a, void *dx, void *dw, void *db);
 
     /* These four also take bf16 and f16: computed in f32, rounded once. */
     void (*activation)(dt_dtype dtype, dt_activation kind, int64_t n, const void *x, void *y);
     void (*activation_dx)(dt_dtype dtype, dt_activation kind, int64_t n, const void *x,
                           const void *dy, void *dx);
     void (*swiglu)(dt_dtype dtype, int64_t n, const void *gate, const void *up, void *y);
-    void (*swiglu_dgate)(dt_dtype dtype, int64_t n, const void *gate, const void *up,
-                         const void *dy, void *dgate);
+    /* Each output may be NULL: not wanted. */
+    void (*swiglu_backward)(dt_dtype dtype, int64_t n, const void *gate, const void *up,
+                            const void *dy, void *dgate, void *dup);
 
     void (*softmax)(dt_dtype dtype, int64_t rows, int64_t n, const void *x, void *y);
     void (*softmax_dx)(dt_dtype dtype, int64_t rows, int64_t n, const void *y, const void *dy,
@@ -114,20 +115,23 @@ typedef struct dt_nn_kernels {
     void (*embedding)(const dt_embedding_args *a, const void *w, void *y);
     void (*embedding_dw)(const dt_embedding_args *a, const void *dy, void *dw);
 
-    void (*rope_table)(const dt_rope_args *a);
+    void (*rope_table)(const dt_rope_args *a); /* NULL: rope needs no table */
     /* Rotates by the table; `inverse` turns back, which is the adjoint. */
     void (*rope)(const dt_rope_args *a, bool inverse, const void *x, void *y);
 
     void (*dropout)(const dt_dropout_args *a, const void *x, void *y);
 
-    void (*loss_max)(const dt_loss_args *a); /* -inf for rows of 0 columns */
-    void (*loss_sum_hit)(
-        const dt_loss_args *a); /* needs max; hit is 0 if the target is in no column here */
+    /* max, sum and hit of the columns here: of none they are -inf, 0 and 0; hit is 0 where the
+     * target is in none of them. */
+    void (*loss_rows)(const dt_loss_args *a);
+    /* sum, that of exp(z - old_max), becomes that of exp(z - max), old_max [rows] <= max. */
+    void (*loss_shift)(const dt_loss_args *a, const void *old_max);
     /* *total += the sum over valid targets of log(sum) + max - hit, in f64 in row order. */
     void (*loss_total)(const dt_loss_args *a, double *total);
     /* dz = (exp(z - max) / sum - [column is the target]) * *dy / divisor, 0 in ignored rows; dz may
-     * be z. dy NULL: 1. */
-    void (*loss_dz)(const dt_loss_args *a, const void *dy, double divisor, void *dz);
+     * be z. dy NULL: 1. dz is of a's dtype, or of 16 bits where that is f32. */
+    void (*loss_dz)(const dt_loss_args *a, const void *dy, double divisor, dt_dtype dz_dtype,
+                    void *dz);
 
     void (*attention)(const dt_attention_args *a); /* writes out and lse */
     void (*attention_backward)(

@@ -68,13 +68,16 @@ void dti_activation(dt_dtype dtype, dt_activation kind, int64_t n, const void *x
     dti_activation_dx(dtype, kind, n, x, NULL, y);
 }
 
-void dti_swiglu_dgate(dt_dtype dtype, int64_t n, const void *gate, const void *up, const void *dy,
-                      void *dgate)
-{
-    run(n, &(act_job){.dtype = dtype, .x = gate, .up = up, .dy = dy, .out = dgate});
-}
-
 void dti_swiglu(dt_dtype dtype, int64_t n, const void *gate, const void *up, void *y)
 {
-    dti_swiglu_dgate(dtype, n, gate, up, NULL, y);
+    run(n, &(act_job){.dtype = dtype, .x = gate, .up = up, .out = y});
+}
+
+void dti_swiglu_backward(dt_dtype dtype, int64_t n, const void *gate, const void *up,
+                         const void *dy, void *dgate, void *dup)
+{
+    if (dgate)
+        run(n, &(act_job){.dtype = dtype, .x = gate, .up = up, .dy = dy, .out = dgate});
+    if (dup)
+        dti_swiglu(dtype, n, gate, dy, dup);
 }

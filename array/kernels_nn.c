@@ -4,14 +4,12 @@
 #include "array/cuda_internal.h"
 
 static const dt_nn_kernels cpu = {
-    .norm_stats = dti_norm_stats,
     .norm = dti_norm,
-    .norm_dx = dti_norm_dx,
-    .norm_dw = dti_norm_dw,
+    .norm_backward = dti_norm_backward,
     .activation = dti_activation,
     .activation_dx = dti_activation_dx,
     .swiglu = dti_swiglu,
-    .swiglu_dgate = dti_swiglu_dgate,
+    .swiglu_backward = dti_swiglu_backward,
     .softmax = dti_softmax,
     .softmax_dx = dti_softmax_dx,
     .find_bad_id = dti_find_bad_id,
@@ -20,8 +18,8 @@ static const dt_nn_kernels cpu = {
     .rope_table = dti_rope_table,
     .rope = dti_rope,
     .dropout = dti_dropout,
-    .loss_max = dti_loss_max,
-    .loss_sum_hit = dti_loss_sum_hit,
+    .loss_rows = dti_loss_rows,
+    .loss_shift = dti_loss_shift,
     .loss_total = dti_loss_total,
     .loss_dz = dti_loss_dz,
     .attention = dti_attention,

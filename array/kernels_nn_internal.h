@@ -4,16 +4,14 @@
 
 #include "array/dt_kernels_nn.h"
 
-void dti_norm_stats(const dt_norm_args *a);
 void dti_norm(const dt_norm_args *a, void *y);
-void dti_norm_dx(const dt_norm_args *a, void *dx);
-void dti_norm_dw(const dt_norm_args *a, void *dw, void *db);
+void dti_norm_backward(const dt_norm_args *a, void *dx, void *dw, void *db);
 void dti_activation(dt_dtype dtype, dt_activation kind, int64_t n, const void *x, void *y);
 void dti_activation_dx(dt_dtype dtype, dt_activation kind, int64_t n, const void *x, const void *dy,
                        void *dx);
 void dti_swiglu(dt_dtype dtype, int64_t n, const void *gate, const void *up, void *y);
-void dti_swiglu_dgate(dt_dtype dtype, int64_t n, const void *gate, const void *up, const void *dy,
-                      void *dgate);
+void dti_swiglu_backward(dt_dtype dtype, int64_t n, const void *gate, const void *up,
+                         const void *dy, void *dgate, void *dup);
 void dti_softmax(dt_dtype dtype, int64_t rows, int64_t n, const void *x, void *y);
 void dti_softmax_dx(dt_dtype dtype, int64_t rows, int64_t n, const void *y, const void *dy,
                     void *dx);
@@ -23,9 +21,10 @@ void dti_embedding_dw(const dt_embedding_args *a, const void *dy, void *dw);
 void dti_rope_table(const dt_rope_args *a);
 void dti_rope(const dt_rope_args *a, bool inverse, const void *x, void *y);
 void dti_dropout(const dt_dropout_args *a, const void *x, void *y);
-void dti_loss_max(const dt_loss_args *a);
-void dti_loss_sum_hit(const dt_loss_args *a);
+void dti_loss_rows(const dt_loss_args *a);
+void dti_loss_shift(const dt_loss_args *a, const void *old_max);
 void dti_loss_total(const dt_loss_args *a, double *total);
-void dti_loss_dz(const dt_loss_args *a, const void *dy, double divisor, void *dz);
+void dti_loss_dz(const dt_loss_args *a, const void *dy, double divisor, dt_dtype dz_dtype,
+                 void *dz);
 void dti_attention(const dt_attention_args *a);
 void dti_attention_backward(const dt_attention_args *a);

@@ -22,26 +22,17 @@ typedef struct norm_job {
 #define NAME(f) f##_f64
 #include "array/kernel_norm.inc"
 
-void dti_norm_stats(const dt_norm_args *a)
-{
-    dt_norm_args copy = *a;
-    dt_parallel_range(a->rows, a->n, a->dtype == DT_F32 ? stats_rows_f32 : stats_rows_f64, &copy);
-}
-
 void dti_norm(const dt_norm_args *a, void *y)
 {
     norm_job job = {.a = a, .out = y};
     dt_parallel_range(a->rows, a->n, a->dtype == DT_F32 ? norm_rows_f32 : norm_rows_f64, &job);
 }
 
-void dti_norm_dx(const dt_norm_args *a, void *dx)
+void dti_norm_backward(const dt_norm_args *a, void *dx, void *dw, void *db)
 {
-    norm_job job = {.a = a, .out = dx};
-    dt_parallel_range(a->rows, 2 * a->n, a->dtype == DT_F32 ? dx_rows_f32 : dx_rows_f64, &job);
-}
-
-void dti_norm_dw(const dt_norm_args *a, void *dw, void *db)
-{
-    norm_job job = {.a = a, .out = dw, .out2 = db};
-    dt_parallel_range(a->n, a->rows, a->dtype == DT_F32 ? dw_range_f32 : dw_range_f64, &job);
+    norm_job rows = {.a = a, .out = dx}, columns = {.a = a, .out = dw, .out2 = db};
+    dt_parallel_range(a->rows, 2 * a->n, a->dtype == DT_F32 ? dx_rows_f32 : dx_rows_f64, &rows);
+    if (dw || db)
+        dt_parallel_range(a->n, a->rows, a->dtype == DT_F32 ? dw_range_f32 : dw_range_f64,
+                          &columns);
 }

@@ -1,7 +1,7 @@
 /* array/kernels_softmax.c - softmax, and the local pieces of cross-entropy.
  *
  * Cross-entropy comes in pieces because a sharded vocabulary needs a sum over ranks between them:
- * max, then sum and target logit, then the loss. dz is 0 in ignored rows, whatever they hold. */
+ * max, sum and target logit, then the loss. dz is 0 in ignored rows, whatever they hold. */
 #include "array/kernels_nn_internal.h"
 
 #include "array/exp_internal.h"
@@ -22,6 +22,7 @@ typedef struct softmax_job {
 typedef struct loss_job {
     const dt_loss_args *a;
     double factor;
+    dt_dtype dtype; /* of dz */
     void *dz;
 } loss_job;
 
@@ -47,17 +48,19 @@ void dti_softmax_dx(dt_dtype dtype, int64_t rows, int64_t n, const void *y, cons
     dt_parallel_range(rows, n, dtype == DT_F32 ? softmax_dx_rows_f32 : softmax_dx_rows_f64, &job);
 }
 
-void dti_loss_max(const dt_loss_args *a)
+void dti_loss_rows(const dt_loss_args *a)
 {
     dt_loss_args copy = *a;
-    dt_parallel_range(a->rows, a->n, a->dtype == DT_F32 ? max_rows_f32 : max_rows_f64, &copy);
+    dt_parallel_range(a->rows, WORK * a->n, a->dtype == DT_F32 ? loss_range_f32 : loss_range_f64,
+                      &copy);
 }
 
-void dti_loss_sum_hit(const dt_loss_args *a)
+void dti_loss_shift(const dt_loss_args *a, const void *old_max)
 {
-    dt_loss_args copy = *a;
-    dt_parallel_range(a->rows, WORK * a->n,
-                      a->dtype == DT_F32 ? sum_hit_rows_f32 : sum_hit_rows_f64, &copy);
+    if (a->dtype == DT_F32)
+        loss_shift_f32(a, old_max);
+    else
+        loss_shift_f64(a, old_max);
 }
 
 void dti_loss_total(const dt_loss_args *a, double *total)
@@ -65,11 +68,28 @@ void dti_loss_total(const dt_loss_args *a, double *total)
     *total += a->dtype == DT_F32 ? total_f32(a) : total_f64(a);
 }
 
-void dti_loss_dz(const dt_loss_args *a, const void *dy, double divisor, void *dz)
+static void dz_rows_16(void *arg, int64_t lo, int64_t hi)
+{
+    const loss_job *job = arg;
+    const int64_t n = job->a->n;
+    float part[BLOCK];
+    for (int64_t at = lo * n; at < hi * n;) {
+        const int64_t r = at / n, first = at % n, m = n - first < BLOCK ? n - first : BLOCK;
+        dz_part_f32(job, r, first, m, part);
+        dt_store_f32(job->dtype, part, (uint16_t *)job->dz + at, m);
+        at += m;
+    }
+}
+
+void dti_loss_dz(const dt_loss_args *a, const void *dy, double divisor, dt_dtype dz_dtype, void *dz)
 {
     const double value = !dy                  ? 1
                          : a->dtype == DT_F32 ? (double)*(const float *)dy
                                               : *(const double *)dy;
-    loss_job job = {.a = a, .factor = value / divisor, .dz = dz};
-    dt_parallel_range(a->rows, WORK * a->n, a->dtype == DT_F32 ? dz_rows_f32 : dz_rows_f64, &job);
+    loss_job job = {.a = a, .factor = value / divisor, .dtype = dz_dtype, .dz = dz};
+    dt_parallel_range(a->rows, WORK * a->n,
+                      dz_dtype == DT_F64   ? dz_rows_f64
+                      : dz_dtype == DT_F32 ? dz_rows_f32
+                                           : dz_rows_16,
+                      &job);
 }

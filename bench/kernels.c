@@ -49,8 +49,7 @@ static void rmsnorm(const bench *b)
 static void rmsnorm_back(const bench *b)
 {
     const dt_norm_args a = norm_of(b);
-    b->nn->norm_dx(&a, b->x[2]);
-    b->nn->norm_dw(&a, b->x[4], NULL);
+    b->nn->norm_backward(&a, b->x[2], b->x[4], NULL);
 }
 
 static void add(const bench *b)
@@ -75,8 +74,7 @@ static void swiglu(const bench *b)
 
 static void swiglu_back(const bench *b)
 {
-    b->nn->swiglu_dgate(b->dtype, b->n, b->x[0], b->x[1], b->x[2], b->x[3]);
-    b->nn->swiglu(b->dtype, b->n, b->x[0], b->x[2], b->x[4]);
+    b->nn->swiglu_backward(b->dtype, b->n, b->x[0], b->x[1], b->x[2], b->x[3], b->x[4]);
 }
 
 static void rope(const bench *b)
@@ -104,9 +102,8 @@ static void cross_entropy(const bench *b)
                             .max = b->stats,
                             .sum = b->stats + b->rows / 2,
                             .hit = b->stats + b->rows};
-    b->nn->loss_max(&a);
-    b->nn->loss_sum_hit(&a);
-    b->nn->loss_dz(&a, NULL, 1, b->x[2]);
+    b->nn->loss_rows(&a);
+    b->nn->loss_dz(&a, NULL, 1, DT_F32, b->x[2]);
 }
 
 static void adamw(const bench *b)

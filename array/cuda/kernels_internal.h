@@ -39,35 +39,33 @@ void dti_cuda_adamw(const dt_adamw_args *a);
 void dti_cuda_power_sum(dt_dtype dtype, int64_t n, const void *x, double power, double *sum);
 
 /* norm.cu */
-void dti_cuda_norm_stats(const dt_norm_args *a);
 void dti_cuda_norm(const dt_norm_args *a, void *y);
-void dti_cuda_norm_dx(const dt_norm_args *a, void *dx);
-void dti_cuda_norm_dw(const dt_norm_args *a, void *dw, void *db);
+void dti_cuda_norm_backward(const dt_norm_args *a, void *dx, void *dw, void *db);
 
 /* activation.cu */
 void dti_cuda_activation(dt_dtype dtype, dt_activation kind, int64_t n, const void *x, void *y);
 void dti_cuda_activation_dx(dt_dtype dtype, dt_activation kind, int64_t n, const void *x,
                             const void *dy, void *dx);
 void dti_cuda_swiglu(dt_dtype dtype, int64_t n, const void *gate, const void *up, void *y);
-void dti_cuda_swiglu_dgate(dt_dtype dtype, int64_t n, const void *gate, const void *up,
-                           const void *dy, void *dgate);
+void dti_cuda_swiglu_backward(dt_dtype dtype, int64_t n, const void *gate, const void *up,
+                              const void *dy, void *dgate, void *dup);
 
 /* softmax.cu */
 void dti_cuda_softmax(dt_dtype dtype, int64_t rows, int64_t n, const void *x, void *y);
 void dti_cuda_softmax_dx(dt_dtype dtype, int64_t rows, int64_t n, const void *y, const void *dy,
                          void *dx);
-void dti_cuda_loss_max(const dt_loss_args *a);
-void dti_cuda_loss_sum_hit(const dt_loss_args *a);
+void dti_cuda_loss_rows(const dt_loss_args *a);
+void dti_cuda_loss_shift(const dt_loss_args *a, const void *old_max);
 void dti_cuda_loss_total(const dt_loss_args *a, double *total);
-void dti_cuda_loss_dz(const dt_loss_args *a, const void *dy, double divisor, void *dz);
+void dti_cuda_loss_dz(const dt_loss_args *a, const void *dy, double divisor, dt_dtype dz_dtype,
+                      void *dz);
 
 /* embedding.cu: find_bad_id blocks */
 int64_t dti_cuda_find_bad_id(int64_t n, const int32_t *ids, int64_t limit, int64_t ignore);
 void dti_cuda_embedding(const dt_embedding_args *a, const void *w, void *y);
 void dti_cuda_embedding_dw(const dt_embedding_args *a, const void *dy, void *dw);
 
-/* rope.cu, dropout.cu */
-void dti_cuda_rope_table(const dt_rope_args *a);
+/* rope.cu: without a table; dropout.cu */
 void dti_cuda_rope(const dt_rope_args *a, bool inverse, const void *x, void *y);
 void dti_cuda_dropout(const dt_dropout_args *a, const void *x, void *y);
 

@@ -59,34 +59,37 @@ static uint8_t axes_of(const dt_layout *layout, int dim)
     return axes;
 }
 
-static dt_status across(dt_op_call *c, const dt_layout *layout, int dim, dt_array *x, dt_reduce how)
+static dt_status across(dt_op_call *c, const dt_layout *layout, int dim, const dt_array *x,
+                        dt_array *y, dt_reduce how)
 {
     dt_comm *comm;
     dt_work *work;
-    if (layout->nsplit[dim] == 0)
-        return DT_OK;
     DT_TRY(dt_mesh_comm(dt_layout_mesh(layout), layout->nsplit[dim], layout->split[dim], 0, &comm));
     char label[160];
     (void)snprintf(label, sizeof label, "%s%s%s", c->path, *c->path ? ", " : "", c->op->name);
-    DT_TRY(dt_all_reduce(comm, 1, &(dt_part){.in = x, .out = x}, how, label, &work));
+    DT_TRY(dt_all_reduce(comm, 1, &(dt_part){.in = x, .out = y}, how, label, &work));
     DT_TRY(dt_work_wait(&work));
     return DT_OK;
 }
 
-dt_status dti_loss_rows(dt_op_call *c, const dt_layout *layout, int dim, dt_loss_args *a,
-                        const dti_loss_arrays *arrays)
+dt_status dti_loss_whole_rows(dt_op_call *c, const dt_layout *layout, int dim, dt_loss_args *a,
+                              const dti_loss_arrays *arrays)
 {
-    a->max = dt_array_data(arrays->max);
+    const bool split = layout->nsplit[dim] > 0;
+    a->max = dt_array_data(split ? arrays->mine : arrays->max);
     a->sum = dt_array_data(arrays->sum);
     a->hit = dt_array_data(arrays->hit);
     const dt_nn_kernels *kernels = dti_nn(c);
     if (kernels)
-        kernels->loss_max(a);
-    DT_TRY(across(c, layout, dim, arrays->max, DT_REDUCE_MAX));
+        kernels->loss_rows(a);
+    if (!split)
+        return DT_OK;
+    DT_TRY(across(c, layout, dim, arrays->mine, arrays->max, DT_REDUCE_MAX));
+    a->max = dt_array_data(arrays->max);
     if (kernels)
-        kernels->loss_sum_hit(a);
-    DT_TRY(across(c, layout, dim, arrays->sum, DT_REDUCE_SUM));
-    DT_TRY(across(c, layout, dim, arrays->hit, DT_REDUCE_SUM));
+        kernels->loss_shift(a, dt_array_data(arrays->mine));
+    DT_TRY(across(c, layout, dim, arrays->sum, arrays->sum, DT_REDUCE_SUM));
+    DT_TRY(across(c, layout, dim, arrays->hit, arrays->hit, DT_REDUCE_SUM));
     return DT_OK;
 }
 
@@ -127,7 +130,7 @@ static dt_status forward(dt_op_call *c)
     const attributes *attr = c->attr;
     const dt_layout *z = c->in_layout[0];
     const int last = z->shape.ndim - 1;
-    dt_array *hit, *total;
+    dt_array *hit, *mine = NULL, *total;
     dt_loss_args a = arguments(c);
     DT_TRY(dti_ids_check(c, 1, z->shape.dim[last], attr->ignore, "the target"));
     const dt_dtype dtype = dti_wide(a.dtype);
@@ -135,7 +138,10 @@ static dt_status forward(dt_op_call *c)
     DT_TRY(dt_op_extra(c, 1, dtype, DT_SHAPE(a.rows)));
     DT_TRY(dt_op_scratch(c, dtype, DT_SHAPE(a.rows), &hit));
     DT_TRY(dt_op_scratch(c, DT_F64, DT_SCALAR, &total));
-    DT_TRY(dti_loss_rows(c, z, last, &a, &(dti_loss_arrays){&c->extra[0], &c->extra[1], hit}));
+    if (z->nsplit[last] > 0)
+        DT_TRY(dt_op_scratch(c, dtype, DT_SHAPE(a.rows), &mine));
+    DT_TRY(dti_loss_whole_rows(c, z, last, &a,
+                               &(dti_loss_arrays){&c->extra[0], &c->extra[1], hit, mine}));
     dt_array_zero(total);
     if (dti_nn(c))
         dti_nn(c)->loss_total(&a, dt_array_data(total));
@@ -152,7 +158,8 @@ static dt_status backward(dt_op_call *c)
     a.sum = dt_array_data(&c->extra[1]);
     const double divisor = attr->valid ? (double)attr->valid : INFINITY;
     if (dti_nn(c))
-        dti_nn(c)->loss_dz(&a, dt_array_data(&c->dout[0]), divisor, dt_array_data(&c->din[0]));
+        dti_nn(c)->loss_dz(&a, dt_array_data(&c->dout[0]), divisor, c->din[0].dtype,
+                           dt_array_data(&c->din[0]));
     return DT_OK;
 }
 

@@ -27,7 +27,7 @@ static dt_status arguments(dt_op_call *c, dt_norm_args *out)
     return DT_OK;
 }
 
-dt_status dti_norm_forward(dt_op_call *c)
+dt_status dti_any_norm_forward(dt_op_call *c)
 {
     dt_norm_args a;
     DT_TRY(arguments(c, &a));
@@ -36,18 +36,16 @@ dt_status dti_norm_forward(dt_op_call *c)
     return DT_OK;
 }
 
-dt_status dti_norm_backward(dt_op_call *c)
+dt_status dti_any_norm_backward(dt_op_call *c)
 {
     dt_norm_args a;
     DT_TRY(arguments(c, &a));
     a.dy = dt_array_data(&c->dout[0]);
-    if (c->need & 1u)
-        dti_nn(c)->norm_dx(&a, dt_array_data(&c->din[0]));
-    else
-        dti_nn(c)->norm_stats(&a);
-    if (c->need & 6u)
-        dti_nn(c)->norm_dw(&a, c->need & 2u ? dt_array_data(&c->din[1]) : NULL,
-                           c->need & 4u ? dt_array_data(&c->din[2]) : NULL);
+    void *out[3] = {NULL};
+    for (int i = 0; i < 3; i++)
+        if (c->need >> i & 1)
+            out[i] = dt_array_data(&c->din[i]);
+    dti_nn(c)->norm_backward(&a, out[0], out[1], out[2]);
     return DT_OK;
 }
 
@@ -59,8 +57,8 @@ const dt_op dt_op_layernorm = {
     .nout = 1,
     .attr_bytes = sizeof(dti_norm_attributes),
     .optional = 1u << 1 | 1u << 2,
-    .forward = dti_norm_forward,
-    .backward = dti_norm_backward,
+    .forward = dti_any_norm_forward,
+    .backward = dti_any_norm_backward,
     .saves = {DT_SAVE_IN(0) | DT_SAVE_IN(1), DT_SAVE_IN(0), DT_SAVE_IN(0)}};
 
 dt_tensor *(dt_layernorm)(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *b, double eps)

@@ -49,12 +49,14 @@ static dt_status infer(dt_rule *r)
 /* One call. */
 typedef struct pass {
     dt_op_call *c;
-    dt_loss_args a;               /* of the chunk at hand */
-    dt_dtype dtype;               /* of x and w */
-    int64_t k, chunk, first;      /* first: row of the chunk at hand */
-    double divisor;               /* of dz; backward does the rest */
-    dt_array *logits, *dz, *work; /* [chunk, n]; the same in dtype, or logits itself; [3 chunk] */
-    dt_array *total;              /* f64 */
+    dt_loss_args a;          /* of the chunk at hand */
+    dt_dtype dtype;          /* of x and w */
+    int64_t k, chunk, first; /* first: row of the chunk at hand */
+    double divisor;          /* of dz; backward does the rest */
+    dt_array *logits, *dz;   /* [chunk, n]; the same in dtype, or logits itself */
+    dt_array *work;          /* [nwork chunk] */
+    int nwork;
+    dt_array *total; /* f64 */
 } pass;
 
 static double mean_factor(const dt_op_call *c)
@@ -98,12 +100,13 @@ static dt_status product(const pass *p, bool trans_a, const void *a, const void 
 /* The loss of the chunk's logits, its arrays cut to the rows at hand. */
 static dt_status chunk_loss(pass *p)
 {
-    dt_array rows[3];
-    for (int i = 0; i < 3; i++)
+    dt_array rows[4];
+    for (int i = 0; i < p->nwork; i++)
         rows[i] = dt_array_rows(p->work, i * p->chunk, i * p->chunk + p->a.rows);
-    const dt_status st = dti_loss_rows(p->c, p->c->in_layout[W], 0, &p->a,
-                                       &(dti_loss_arrays){&rows[0], &rows[1], &rows[2]});
-    for (int i = 0; i < 3; i++)
+    const dt_status st =
+        dti_loss_whole_rows(p->c, p->c->in_layout[W], 0, &p->a,
+                            &(dti_loss_arrays){&rows[0], &rows[1], &rows[2], &rows[3]});
+    for (int i = 0; i < p->nwork; i++)
         dt_array_release(&rows[i]);
     DT_TRY(st);
     if (dti_nn(p->c))
@@ -127,9 +130,7 @@ static dt_status one_chunk(pass *p, int64_t first)
     if (!(c->need & (1u << X | 1u << W)))
         return DT_OK;
     if (dti_nn(c))
-        dti_nn(c)->loss_dz(&p->a, NULL, p->divisor, dt_array_data(p->logits));
-    if (p->dz != p->logits)
-        dt_array_cast(p->dz, p->logits);
+        dti_nn(c)->loss_dz(&p->a, NULL, p->divisor, p->dtype, dt_array_data(p->dz));
     const void *z = dt_array_data(p->dz);
     if (c->need >> X & 1)
         DT_TRY(product(p, false, z, w, false, &c->extra[X]));
@@ -148,6 +149,7 @@ static dt_status forward(dt_op_call *c)
               .k = w->shape.dim[1],
               .chunk = attr->chunk < tokens ? attr->chunk : tokens,
               .dtype = x->dtype,
+              .nwork = c->in_layout[W]->nsplit[0] > 0 ? 4 : 3,
               .divisor = x->dtype == DT_F16 ? 1
                          : attr->valid      ? (double)attr->valid
                                             : INFINITY,
@@ -157,7 +159,7 @@ static dt_status forward(dt_op_call *c)
     DT_TRY(dti_ids_check(c, TARGETS, c->in_layout[W]->shape.dim[0], attr->ignore, "the target"));
     dt_op_range(c, W, 0, &p.a.lo, &hi);
     DT_TRY(dt_op_scratch(c, p.a.dtype, DT_SHAPE(p.chunk, p.a.n), &p.logits));
-    DT_TRY(dt_op_scratch(c, p.a.dtype, DT_SHAPE(3 * p.chunk), &p.work));
+    DT_TRY(dt_op_scratch(c, p.a.dtype, DT_SHAPE(p.nwork * p.chunk), &p.work));
     DT_TRY(dt_op_scratch(c, DT_F64, DT_SCALAR, &p.total));
     dt_array_zero(p.total);
     p.a.z = dt_array_data(p.logits);

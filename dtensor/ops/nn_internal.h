@@ -54,18 +54,19 @@ typedef struct dti_norm_attributes {
     bool centred; /* layernorm */
 } dti_norm_attributes;
 /* Of (x, w) or (x, w, b). */
-DT_NODISCARD dt_status dti_norm_forward(dt_op_call *c);
-DT_NODISCARD dt_status dti_norm_backward(dt_op_call *c);
+DT_NODISCARD dt_status dti_any_norm_forward(dt_op_call *c);
+DT_NODISCARD dt_status dti_any_norm_backward(dt_op_call *c);
 
 /* ---- cross-entropy: cross_entropy.c ---- */
 
 /* a->max, sum and hit from a->z, over all columns: 3 all-reduces over the axes that split dim `dim`
- * of `layout`. The arrays are those that a's pointers point at. */
+ * of `layout`. The arrays [rows] are what a's pointers will point at; `mine` is the max of this
+ * rank's columns, for a dim that is split. */
 typedef struct dti_loss_arrays {
-    dt_array *max, *sum, *hit;
+    dt_array *max, *sum, *hit, *mine;
 } dti_loss_arrays;
-DT_NODISCARD dt_status dti_loss_rows(dt_op_call *c, const dt_layout *layout, int dim,
-                                     dt_loss_args *a, const dti_loss_arrays *arrays);
+DT_NODISCARD dt_status dti_loss_whole_rows(dt_op_call *c, const dt_layout *layout, int dim,
+                                           dt_loss_args *a, const dti_loss_arrays *arrays);
 /* The gradient of a loss whose vocabulary is split by the axes of dim `dim` of `layout` is not P
  * there. */
 DT_NODISCARD dt_status dti_loss_gradient(const dt_op_call *c, const dt_layout *layout, int dim);

@@ -15,8 +15,8 @@ const dt_op dt_op_rmsnorm = {.name = "rmsnorm",
                              .nout = 1,
                              .attr_bytes = sizeof(dti_norm_attributes),
                              .optional = 1u << 1,
-                             .forward = dti_norm_forward,
-                             .backward = dti_norm_backward,
+                             .forward = dti_any_norm_forward,
+                             .backward = dti_any_norm_backward,
                              .saves = {DT_SAVE_IN(0) | DT_SAVE_IN(1), DT_SAVE_IN(0)}};
 
 dt_tensor *(dt_rmsnorm)(dt_tape *t, dt_tensor *x, dt_tensor *w, double eps)

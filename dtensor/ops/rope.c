@@ -32,12 +32,17 @@ static dt_status rotate(dt_op_call *c, bool inverse, const dt_array *x, dt_array
                       .dim = s.dim[3],
                       .batched = c->in_layout[1] && c->in_layout[1]->shape.ndim == 2,
                       .rope = *(const dt_rope_options *)c->attr};
+    int64_t hi;
     dt_array *table;
-    DT_TRY(dti_positions(c, 1, 0, x, &a.positions));
-    DT_TRY(dt_op_scratch(c, dti_wide(x->dtype), DT_SHAPE(a.batched ? a.batch : 1, a.seq, a.dim),
-                         &table));
-    a.table = dt_array_data(table);
-    dti_nn(c)->rope_table(&a);
+    dt_op_range(c, 0, 2, &a.first, &hi);
+    if (c->in_layout[1])
+        a.positions = dt_array_data(&c->in[1]);
+    if (dti_nn(c)->rope_table) {
+        DT_TRY(dt_op_scratch(c, dti_wide(x->dtype), DT_SHAPE(a.batched ? a.batch : 1, a.seq, a.dim),
+                             &table));
+        a.table = dt_array_data(table);
+        dti_nn(c)->rope_table(&a);
+    }
     dti_nn(c)->rope(&a, inverse, dt_array_data(x), dt_array_data(y));
     return DT_OK;
 }

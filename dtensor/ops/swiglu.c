@@ -25,14 +25,11 @@ static dt_status forward(dt_op_call *c)
 
 static dt_status backward(dt_op_call *c)
 {
-    const dt_dtype dtype = c->in[0].dtype;
-    const int64_t n = dt_array_count(&c->in[0]);
-    const void *gate = dt_array_data(&c->in[0]), *dy = dt_array_data(&c->dout[0]);
-    if (c->need & 1u)
-        dti_nn(c)->swiglu_dgate(dtype, n, gate, dt_array_data(&c->in[1]), dy,
-                                dt_array_data(&c->din[0]));
-    if (c->need & 2u)
-        dti_nn(c)->swiglu(dtype, n, gate, dy, dt_array_data(&c->din[1]));
+    dti_nn(c)->swiglu_backward(c->in[0].dtype, dt_array_count(&c->in[0]), dt_array_data(&c->in[0]),
+                               c->need & 1u ? dt_array_data(&c->in[1]) : NULL,
+                               dt_array_data(&c->dout[0]),
+                               c->need & 1u ? dt_array_data(&c->din[0]) : NULL,
+                               c->need & 2u ? dt_array_data(&c->din[1]) : NULL);
     return DT_OK;
 }
 
