@@ -92,9 +92,10 @@ for i in range(50 if FULL else 8):
         process.wait()
         what = "killed after %.3f s" % delay_s
     else:
-        fault = "checkpoint_kill:%d" % rng.randrange(1, [400, 60, 0, 160][i % 4]) + ("@1" if way == "mpi" else "")
+        fault = "checkpoint_kill:%d" % rng.randrange(1, [280, 60, 0, 80][i % 4]) + ("@%d" % (i // 4 % 2) if way == "mpi" else "")
         status, out, err = run(command(way, BASE + args + more), {"DT_FAULT": fault})
         what = "%s, %s, exit status %r" % (fault, way, status)
+        suite.check(status not in (0, 1), what)
     print(what, flush=True)
     recovers("kill%d" % i, args, what)
 for i in range(20 if FULL else 3):

@@ -62,6 +62,15 @@ for mesh, ranks in [(["dp_replicate=3"], 3), (["dp_shard=2", "tp=2"], 4), (["pp=
 suite.near(losses(everything + ["--train.micro_batch=2"]), one, 2e-5, "microbatches")
 suite.check(losses(everything + ["--train.seed=1"]) != one, "another seed, another order")
 
+# ---- a run that goes on reads what one in one piece reads, on the same mesh and on another (L8 of the map of PyTorch's tests) ----
+kept = everything + ["--data.documents=attention", "--eval.every=0", "--optim.lr=0"]  # losses tell batches apart, and nothing else
+in_one = losses(kept)
+suite.check(len(set(in_one)) == 5, "five batches: %r" % in_one)
+for keys, ranks in [([], 1), (["parallel.dp_replicate=3"], 3), (["parallel.dp_shard=2", "parallel.tp=2"], 4)]:
+    two = kept + ["--checkpoint.dir=" + suite.path("kept%d" % ranks)]
+    suite.equal(losses(two + ["--train.steps=2"]), in_one[:2], "the first part")
+    suite.near(losses(two + ["--" + key for key in keys], ranks), in_one[2:], 2e-5 if keys else 0, "the second part, with %s" % keys)
+
 # ---- shards are one stream ----
 tokens = document(400, 0, 256)
 whole = suite.write("whole.bin", tokens_file(tokens))

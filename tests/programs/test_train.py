@@ -195,6 +195,36 @@ for way, ranks in ways:
 for micro, logs in twos.items():
     suite.equal(logs[:1] * len(logs), logs, "threads and MPI, to the bit, micro_batch %d" % micro)
 
+# ---- one seed, one model: in 1D, 2D and 3D (C10, L5 of the map of PyTorch's tests) ----
+# Weights as made on each mesh are the same bytes, so there is nothing to save before step 1; with and without them from files
+# the losses are those of one rank, and so are they for one batch in four passes.
+wide = BASE + ["--model.config=" + suite.write("wide.json", dict(CONFIG, num_attention_heads=4)), "--train.global_batch=4",
+               "--optim.lr=0", "--train.steps=1", "--train.seed=7"]
+seed = {}
+for keys, ranks in [([], 1), (["train.micro_batch=1"], 1), (["parallel.dp_replicate=2"], 2), (["parallel.dp_shard=2"], 2),
+                    (["parallel.dp_replicate=2", "parallel.dp_shard=2"], 4), (["parallel.tp=2"], 2), (["parallel.tp=4", "parallel.sp"], 4),
+                    (["parallel.pp=2", "train.micro_batch=1"], 2), (["parallel.dp_shard=2", "parallel.tp=2"], 4),
+                    (["parallel.pp=2", "parallel.tp=2", "train.micro_batch=1"], 4),
+                    (["parallel.pp=2", "parallel.dp_shard=2", "parallel.tp=2", "train.micro_batch=1"], 8)]:
+    folder = suite.path("seed%d" % len(seed))
+    job = wide + ["--" + key for key in keys] + (["--ranks=%d" % ranks] if ranks > 1 else [])
+    log, _ = train(job + ["--model.save=" + folder])
+    with open(folder + "/model.safetensors", "rb") as f:
+        seed[folder] = (log[0]["loss"], f.read())
+    one_loss, one_weights = seed[suite.path("seed0")]
+    suite.check(seed[folder][1] == one_weights, "initial weights with %s" % keys)
+    suite.near([seed[folder][0]], [one_loss], 1e-6 if ranks == 1 else 1e-5, "the first loss with %s" % keys)
+    log, _ = train(job + ["--train.seed=8", "--model.init=" + suite.path("seed0")])
+    suite.equal(values(log), [seed[folder][0]], "the first loss from a file, with %s" % keys)
+
+# ---- logits in chunks: other roundings at most; the head is gathered once whatever the chunks (L2) ----
+for keys, ranks in [([], 1), (["parallel.dp_shard=2"], 2), (["parallel.pp=2", "parallel.dp_shard=2", "train.micro_batch=1"], 4)]:
+    job = BASE + ["--" + key for key in keys] + (["--ranks=%d" % ranks] if ranks > 1 else [])
+    chunked = [train(job + ["--train.loss_chunk=%d" % n])[0] for n in [0, 1, 7, 1000]]
+    for log in chunked:
+        suite.near(values(log), values(first), 2e-5, "losses in chunks, with %s" % keys)
+        suite.equal(values(log, "comm_bytes"), values(chunked[0], "comm_bytes"), "bytes in chunks, with %s" % keys)
+
 # ---- shards ----
 # As one rank in f32; f16 with its loss scale learns as f32 does; offloading changes no bit; threads and MPI agree to the bit.
 scratch = suite.path("scratch")
