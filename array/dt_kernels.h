@@ -59,16 +59,16 @@ void dt_parallel_range(int64_t n, int64_t work_per_index, dt_range_body *body, v
 /* Add DT_LANES partial sums pairwise: (0+8, 1+9, ...), then halves again. */
 static inline float dt_lanes_sum_f32(float lane[DT_LANES])
 {
-    for (int half = DT_LANES / 2; half > 0; half /= 2)
-        for (int j = 0; j < half; j++)
-            lane[j] += lane[j + half];
+    for (int step = DT_LANES / 2; step > 0; step /= 2)
+        for (int j = 0; j < step; j++)
+            lane[j] += lane[j + step];
     return lane[0];
 }
 
 static inline double dt_lanes_sum_f64(double lane[DT_LANES])
 {
-    for (int half = DT_LANES / 2; half > 0; half /= 2)
-        for (int j = 0; j < half; j++)
-            lane[j] += lane[j + half];
+    for (int step = DT_LANES / 2; step > 0; step /= 2)
+        for (int j = 0; j < step; j++)
+            lane[j] += lane[j + step];
     return lane[0];
 }

@@ -25,40 +25,37 @@ using f16 = __half;
 
 /* ---- storage types ---- */
 
+/* Integers are computed in their own type. */
 template <class S> struct math_type {
+    using type = S;
+};
+template <> struct math_type<bf16> {
     using type = float;
 };
-template <> struct math_type<double> {
-    using type = double;
+template <> struct math_type<f16> {
+    using type = float;
 };
 template <class S> using real = typename math_type<S>::type;
 
-__device__ inline float to_real(float x)
+template <class S> __device__ inline real<S> to_real(S x)
 {
-    return x;
-}
-__device__ inline double to_real(double x)
-{
-    return x;
-}
-__device__ inline float to_real(bf16 x)
-{
-    return __bfloat162float(x);
-}
-__device__ inline float to_real(f16 x)
-{
-    return __half2float(x);
+    if constexpr (std::is_same_v<S, bf16>)
+        return __bfloat162float(x);
+    else if constexpr (std::is_same_v<S, f16>)
+        return __half2float(x);
+    else
+        return x;
 }
 
 /* Rounded to nearest, ties to even. */
 template <class S> __device__ inline S from_real(real<S> x)
 {
-    if constexpr (sizeof(S) > 2)
-        return x;
-    else if constexpr (std::is_same_v<S, bf16>)
+    if constexpr (std::is_same_v<S, bf16>)
         return __float2bfloat16_rn(x);
-    else
+    else if constexpr (std::is_same_v<S, f16>)
         return __float2half_rn(x);
+    else
+        return x;
 }
 
 /* f(type<S>()) for the storage type of a float dtype, or of any dtype. */
@@ -126,6 +123,55 @@ template <int N, class... S> bool fits(const S *...p)
     return (((uintptr_t)p % alignof(pack<S, N>) == 0) && ...);
 }
 
+/* Divides by one number, again and again: 32-bit numbers below 2^31 by a product and a shift. */
+template <class Index> class divider;
+template <> class divider<int64_t> {
+    int64_t by;
+
+  public:
+    divider() = default;
+    divider(int64_t d) : by(d)
+    {
+    }
+    __device__ int64_t quotient(int64_t n) const
+    {
+        return n / by;
+    }
+    __device__ int64_t remainder(int64_t n) const
+    {
+        return n % by;
+    }
+};
+template <> class divider<uint32_t> {
+    uint32_t by, magic, shift;
+
+  public:
+    divider() = default;
+    /* floor(n / d) = floor((n (2^32 + magic)) / 2^(32 + shift)), 2^shift >= d. */
+    divider(int64_t d) : by((uint32_t)d), shift(0)
+    {
+        while ((int64_t)1 << shift < d)
+            shift++;
+        magic = (uint32_t)((((uint64_t)1 << 32) * (((uint64_t)1 << shift) - by)) / by + 1);
+    }
+    __device__ uint32_t quotient(uint32_t n) const
+    {
+        return (__umulhi(n, magic) + n) >> shift;
+    }
+    __device__ uint32_t remainder(uint32_t n) const
+    {
+        return n - quotient(n) * by;
+    }
+};
+/* f(type<I>()) for the index type of n elements: uint32_t where they are fewer than 2^31. */
+template <class F> void for_index(int64_t n, F f)
+{
+    if (n < (int64_t)1 << 31)
+        f(type<uint32_t>());
+    else
+        f(type<int64_t>());
+}
+
 /* ---- warps and blocks: fixed orders, every thread gets the result ---- */
 
 constexpr unsigned ALL_LANES = 0xffffffffu;
@@ -140,7 +186,13 @@ struct plus_op {
 struct max_op {
     template <class T> __device__ T operator()(T a, T b) const
     {
-        return b > a || b != b ? b : a;
+        return b > a || !(b == b) ? b : a;
+    }
+};
+struct min_op {
+    template <class T> __device__ T operator()(T a, T b) const
+    {
+        return b < a || !(b == b) ? b : a;
     }
 };
 
@@ -181,6 +233,18 @@ inline unsigned blocks(int64_t n, int64_t each)
 {
     return (unsigned)((n + each - 1) / each);
 }
+__device__ inline int64_t thread_index()
+{
+    return (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+template <int M> constexpr int largest(const int (&x)[M])
+{
+    int most = x[0];
+    for (int i = 1; i < M; i++)
+        most = x[i] > most ? x[i] : most;
+    return most;
+}
 
 template <int N, class F, class S, class... In>
 __device__ inline void map_pack(F f, S *out, pack<In, N>... x)
@@ -188,14 +252,14 @@ __device__ inline void map_pack(F f, S *out, pack<In, N>... x)
     pack<S, N> y;
 #pragma unroll
     for (int j = 0; j < N; j++)
-        y.at[j] = from_real<S>(f(to_real(x.at[j])...));
+        y.at[j] = f(x.at[j]...);
     store(out, y);
 }
 
 template <int N, class F, class S, class... In>
 __global__ void __launch_bounds__(BLOCK) map_kernel(int64_t n, F f, S *out, const In *...in)
 {
-    const int64_t i = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) * N;
+    const int64_t i = thread_index() * N;
     if (i + N <= n) {
         map_pack<N>(f, out + i, load<N>(in + i)...);
         return;
@@ -204,11 +268,12 @@ __global__ void __launch_bounds__(BLOCK) map_kernel(int64_t n, F f, S *out, cons
         map_pack<1>(f, out + j, load<1>(in + j)...);
 }
 
-/* out[i] = f(in[i]...), i < n, in the math types. out may be one of them. */
-template <class F, class S, class... In> void map(int64_t n, F f, S *out, const In *...in)
+/* out[i] = f(in[i]...), i < n, in storage types. out may be one of them. */
+template <class F, class S, class... In> void map_stored(int64_t n, F f, S *out, const In *...in)
 {
-    constexpr int N = PER_16<S>;
-    if (n <= 0)
+    constexpr int SIZES[] = {(int)sizeof(S), (int)sizeof(In)...};
+    constexpr int N = 16 / largest(SIZES);
+    if (n <= 0 || !out)
         return;
     if (fits<N>(out, in...))
         GPU_LAUNCH((map_kernel<N, F, S, In...>), blocks(n, (int64_t)BLOCK * N), BLOCK, 0,
@@ -216,5 +281,18 @@ template <class F, class S, class... In> void map(int64_t n, F f, S *out, const 
     else
         GPU_LAUNCH((map_kernel<1, F, S, In...>), blocks(n, BLOCK), BLOCK, 0, dti_gpu_stream(), n, f,
                    out, in...);
+}
+
+/* The same with f in the math types. */
+template <class S, class F> struct in_math_type {
+    F f;
+    template <class... In> __device__ S operator()(In... x) const
+    {
+        return from_real<S>(f(to_real(x)...));
+    }
+};
+template <class F, class S, class... In> void map(int64_t n, F f, S *out, const In *...in)
+{
+    map_stored(n, in_math_type<S, F>{f}, out, in...);
 }
 } // namespace gpu
