@@ -69,6 +69,8 @@ DT_NODISCARD dt_status dt_tensor_read_sync(dt_tensor *x, void *host);
 /* The same as f32 numbers, and a scalar's value. */
 DT_NODISCARD dt_status dt_tensor_read_f32_sync(dt_tensor *x, float *host);
 DT_NODISCARD dt_status dt_tensor_item_sync(dt_tensor *x, double *value_out);
+/* What this rank has of a scalar: its term where it is P.   Blocks: yes, for its own device. */
+DT_NODISCARD dt_status dt_tensor_local_item_sync(dt_tensor *x, double *value_out);
 /* "w [4, 6] f32 [S(0)@tp], local [2, 6]: 0.1 0.2 ... " to `print`; local values only, no
  * communication. */
 const char *dt_tensor_print(dt_tensor *x, char *buf, size_t size_bytes);

@@ -271,6 +271,21 @@ dt_status dt_tensor_item_sync(dt_tensor *x, double *value_out)
     return DT_OK;
 }
 
+dt_status dt_tensor_local_item_sync(dt_tensor *x, double *value_out)
+{
+    float value = 0;
+    DT_TRY(dti_tensor_status(x, "reading"));
+    DT_REQUIRE(x->local.dtype == DT_F32 || x->local.dtype == DT_F64, DT_ERR_ARG,
+               "a scalar of type %s; cast it to f32", dt_dtype_name(x->local.dtype));
+    if (x->local.dtype == DT_F64) {
+        DT_TRY(dt_array_read(&x->local, value_out, 1));
+        return DT_OK;
+    }
+    DT_TRY(dt_array_read(&x->local, &value, 1));
+    *value_out = (double)value;
+    return DT_OK;
+}
+
 const char *dt_tensor_print(dt_tensor *x, char *buf, size_t size_bytes)
 {
     enum { SHOWN = 8 };

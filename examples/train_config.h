@@ -40,6 +40,7 @@ typedef struct train_config {
     int reshard_size; /* 0: not to groups */
     dt_device_kind device;
     dt_dtype param_dtype, reduce_dtype;
+    bool f64;                /* everything, with param_dtype f32; for checks: no key */
     const char *offload_dir; /* NULL: nothing is offloaded */
     bool offload_params;     /* beside the optimizer's state */
     const char *checkpoint_dir;       /* NULL: none */

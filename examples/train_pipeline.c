@@ -53,6 +53,7 @@ dt_status train_pipeline_cut(train_session *s, const char *tp)
     const dt_pipeline_options options = {.chain = dt_model_chain(&s->facts),
                                          .split = c->pp_split,
                                          .hidden = s->facts.hidden,
+                                         .dtype = c->f64 ? DT_F64 : DT_F32,
                                          .boundary = s->boundary,
                                          .max_unsharded =
                                              c->reshard_after_forward || c->reshard_size ? 0 : 2};
@@ -123,7 +124,8 @@ dt_status train_pipeline_passes(train_session *s, train_place at, bool no_grad, 
     return DT_OK;
 }
 
-dt_status train_session_share(train_session *s, float *values, int64_t n)
+/* The sums of n host values over the pipeline's ranks, of which all but one give zeros. */
+static dt_status share(train_session *s, float *values, int64_t n)
 {
     dt_comm *line = NULL;
     dt_array sum = {0};
@@ -169,6 +171,6 @@ dt_status train_pipeline_logits(train_session *s, train_place at, int64_t n, flo
                                    .output = take_logits,
                                    .arg = &data};
     DT_TRY(dt_pipeline_run(s->pipe, &pass, &none));
-    DT_TRY(train_session_share(s, logits, count));
+    DT_TRY(share(s, logits, count));
     return DT_OK;
 }

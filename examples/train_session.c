@@ -30,7 +30,7 @@ static dt_module *part(train_session *s, int i)
     return s->pipe ? dt_pipeline_stage(s->pipe, i) : s->model;
 }
 
-/* All parameters, while the model is in one piece. */
+/* All parameters, while the model is in one piece; they get the type f64 if that is asked for. */
 static dt_status list_params(train_session *s)
 {
     int n = 0;
@@ -42,6 +42,7 @@ static dt_status list_params(train_session *s)
     for (int i = 0; i < n; i++) {
         s->param[i] = (train_param){strdup(p[i]->name), dt_shape_count(p[i]->shape), NULL};
         s->nparams++;
+        p[i]->dtype = s->config->f64 ? DT_F64 : p[i]->dtype;
         DT_REQUIRE(s->param[i].name, DT_ERR_NOMEM, "a name");
     }
     return DT_OK;
@@ -195,9 +196,9 @@ static dt_status forward(train_session *s, train_place at, int64_t lo, int64_t h
     const dt_values out = dt_module_call(s->model, s->tape, &in);
     m->logits_or_loss = out.value[0];
     DT_TRY(dt_tape_status(s->tape));
-    float term = 0;
-    DT_TRY(dt_array_read(dt_tensor_local(out.value[0]), &term, 1));
-    *loss += (double)term;
+    double term = 0;
+    DT_TRY(dt_tensor_local_item_sync(out.value[0], &term));
+    *loss += term;
     return DT_OK;
 }
 

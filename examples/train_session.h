@@ -62,9 +62,6 @@ dt_status train_session_step(train_session *s, train_result *result);
  * nranks: of the world. */
 dt_status train_plan_print(const train_config *config, int nranks);
 
-/* The sums of n host values over the pipeline's ranks, of which all but one give zeros. */
-dt_status train_session_share(train_session *s, float *values, int64_t n);
-
 /* Data and weights in between: logits [n, seq_len, vocab] of n samples of the data at
  * `position`, on every rank. */
 dt_status train_session_logits(train_session *s, int64_t position, int64_t n, float *logits);

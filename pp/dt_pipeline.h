@@ -25,7 +25,8 @@ typedef struct dt_pipeline_options {
      * "model.embed_tokens,model.layers.0-2; model.layers.3,model.norm,lm_head", stages between
      * semicolons, everything once and in order; first and last may then have no layer. */
     const char *split;
-    int64_t hidden;       /* tensors between stages are [samples, seq_len, hidden], f32 */
+    int64_t hidden;       /* tensors between stages are [samples, seq_len, hidden] */
+    dt_dtype dtype;       /* and of this type: f32, or f64 where parameters are */
     const char *boundary; /* and placed so: "S(0)@dp_replicate>dp_shard"; copied */
     /* Skip connections: tensors [samples, seq_len, skip[i]] that go along from stage to stage,
      * placed alike, until 0. Stages take them as values DT_PP_FIRST_SKIP + i of their call (NULL at

@@ -22,42 +22,33 @@ static dt_status new_word(const dt_pipeline *p, int32_t value, dt_array *out)
     return st;
 }
 
-/* What goes in place of tensor i: bytes that nobody reads. */
-static dt_status stand_in(const dti_run *r, int k, int i, bool back, dt_array *out)
-{
-    const dt_layout *layout = NULL;
-    DT_TRY(dti_pp_boundary(r, k, i, back, &layout));
-    DT_TRY(dt_array_create(dt_mesh_heap(r->p->mesh), DT_F32, dt_mesh_local(layout, NULL),
-                           DT_TAG_COMM, out));
-    dt_array_zero(out);
-    return DT_OK;
-}
-
 dt_status dti_pp_send(dti_run *r, dti_stage *s, int k, bool back)
 {
     dti_cell *c = &s->cell[k];
     const int n = r->p->ntensors;
-    dt_array part[1 + DTI_PP_TENSORS] = {{0}}; /* the word, and what it tells of */
-    const dt_array *list[1 + DTI_PP_TENSORS];
+    dt_array word = {0};
+    dt_local part[DTI_PP_TENSORS] = {{0}};
+    const dt_array *list[1 + DTI_PP_TENSORS] = {&word};
     dt_status st = DT_OK;
     for (int i = 0; i < n; i++) {
-        if (r->failed)
-            DT_TRY_TO(done, st, stand_in(r, k, i, back, &part[1 + i]));
-        else
-            part[1 + i] = dt_array_share(back ? &c->dx[i].array : dt_tensor_local(c->y[i]));
+        list[1 + i] = &part[i].array;
+        if (!r->failed) {
+            part[i].array = dt_array_share(back ? &c->dx[i].array : dt_tensor_local(c->y[i]));
+            continue;
+        }
+        DT_TRY_TO(done, st, dti_pp_blank(r, k, i, back, DT_TAG_COMM, &part[i]));
+        dt_array_zero(&part[i].array); /* nobody reads it */
     }
     if (back)
         dti_pp_release(c->dx);
-    DT_TRY_TO(done, st, new_word(r->p, r->failed, &part[0]));
-    for (int i = 0; i <= n; i++)
-        list[i] = &part[i];
+    DT_TRY_TO(done, st, new_word(r->p, r->failed, &word));
     DT_TRY_TO(done, st, dt_work_wait(&s->sent[back]));
     DT_TRY_TO(done, st,
               dt_send(r->p->line, r->p->owner[s->index + (back ? -1 : 1)], 1 + n, list, label(back),
                       &s->sent[back]));
 done:
-    for (int i = 0; i <= n; i++)
-        dt_array_release(&part[i]);
+    dt_array_release(&word);
+    dti_pp_release(part);
     return st;
 }
 

@@ -90,10 +90,12 @@ dt_status dti_pp_reduce_ties(dt_pipeline *p);
 /* ---- stage.c: one microbatch in one stage ---- */
 
 dti_stage *dti_pp_stage(dt_pipeline *p, int index); /* NULL: on another rank */
-void dti_pp_release(dt_local *l);
+void dti_pp_release(dt_local *list);                /* of DTI_PP_TENSORS */
 /* How tensor i between stages is placed: [samples of microbatch k, seq_len, features]; or, dual,
  * its gradient. */
 dt_status dti_pp_boundary(const dti_run *r, int k, int i, bool dual, const dt_layout **out);
+/* That tensor with no values yet. */
+dt_status dti_pp_blank(const dti_run *r, int k, int i, bool dual, dt_tag tag, dt_local *out);
 /* c->x, with the values that `from` gives or (NULL) with none yet; c->dy without values. */
 dt_status dti_pp_input(const dti_run *r, int k, const dti_cell *from, dti_cell *c);
 dt_status dti_pp_output_gradient(const dti_run *r, int k, dti_cell *c);

@@ -5,6 +5,7 @@
  * by hand. Read first: pp/run.c. Read next: pp/message.c. */
 #include "pp/pipeline_internal.h"
 
+#include <stdio.h>
 #include <string.h>
 
 dti_stage *dti_pp_stage(dt_pipeline *p, int index)
@@ -38,6 +39,14 @@ dt_status dti_pp_boundary(const dti_run *r, int k, int i, bool dual, const dt_la
         const dt_layout back = dt_layout_dual(*out);
         DT_TRY(dt_mesh_layout(r->p->mesh, &back, out));
     }
+    return DT_OK;
+}
+
+dt_status dti_pp_blank(const dti_run *r, int k, int i, bool dual, dt_tag tag, dt_local *out)
+{
+    DT_TRY(dti_pp_boundary(r, k, i, dual, &out->layout));
+    DT_TRY(dt_array_create(dt_mesh_heap(r->p->mesh), r->p->options.dtype,
+                           dt_mesh_local(out->layout, NULL), tag, &out->array));
     return DT_OK;
 }
 
@@ -108,7 +117,7 @@ dt_status dti_pp_input(const dti_run *r, int k, const dti_cell *from, dti_cell *
         if (from)
             DT_TRY(dt_from_array(layout, dt_tensor_local(from->y[i]), &c->x[i]));
         else
-            DT_TRY(dt_tensor_create(layout, DT_F32, DT_TAG_ACTIVATION, &c->x[i]));
+            DT_TRY(dt_tensor_create(layout, r->p->options.dtype, DT_TAG_ACTIVATION, &c->x[i]));
         dt_tensor_set_requires_grad(c->x[i], !r->pass->tape.no_grad);
     }
     return DT_OK;
@@ -128,20 +137,21 @@ dt_status dti_pp_read(const dti_run *r, const dti_stage *s, int k, dti_cell *c)
     return DT_OK;
 }
 
-static dt_status check_output(const dti_run *r, const dti_stage *s, int k, int i, dt_tensor *got)
+static dt_status check_output(const dti_run *r, const dti_stage *s, int k, int i, dt_tensor *y)
 {
-    const dt_layout *want = NULL, *is = got ? dt_tensor_layout(got) : NULL;
-    char a[DT_LAYOUT_TEXT], b[DT_LAYOUT_TEXT], x[DT_SHAPE_TEXT], y[DT_SHAPE_TEXT];
+    const dt_dtype dtype = r->p->options.dtype;
+    const dt_layout *want = NULL, *got = y ? dt_tensor_layout(y) : NULL;
+    char shape[DT_SHAPE_TEXT], layout[DT_LAYOUT_TEXT];
+    char gives[DT_SHAPE_TEXT + DT_LAYOUT_TEXT + 16] = "nothing";
     DT_TRY(dti_pp_boundary(r, k, i, false, &want));
-    DT_REQUIRE(got, DT_ERR_SHAPE,
-               "stage %d gives nothing as value %d, the next one takes %s %s f32", s->index,
-               value_of(i), dt_shape_print(want->shape, y, sizeof y),
-               dt_layout_print(want, b, sizeof b));
-    DT_REQUIRE(is == want && dt_tensor_dtype(got) == DT_F32, DT_ERR_PLACEMENT,
-               "stage %d gives %s %s %s as value %d, the next one takes %s %s f32", s->index,
-               dt_shape_print(is->shape, x, sizeof x), dt_layout_print(is, a, sizeof a),
-               dt_dtype_name(dt_tensor_dtype(got)), value_of(i),
-               dt_shape_print(want->shape, y, sizeof y), dt_layout_print(want, b, sizeof b));
+    if (y)
+        (void)snprintf(
+            gives, sizeof gives, "%s %s %s", dt_shape_print(got->shape, shape, sizeof shape),
+            dt_layout_print(got, layout, sizeof layout), dt_dtype_name(dt_tensor_dtype(y)));
+    DT_REQUIRE(y && got == want && dt_tensor_dtype(y) == dtype, DT_ERR_PLACEMENT,
+               "stage %d gives %s as value %d, the next one takes %s %s %s", s->index, gives,
+               value_of(i), dt_shape_print(want->shape, shape, sizeof shape),
+               dt_layout_print(want, layout, sizeof layout), dt_dtype_name(dtype));
     return DT_OK;
 }
 
@@ -191,9 +201,9 @@ static dt_status take_output(dti_run *r, int k, dti_cell *c)
         DT_TRY(r->pass->output(r->pass->arg, lo, hi, c->y[0]));
         return DT_OK;
     }
-    float term = 0;
-    DT_TRY(dt_array_read(dt_tensor_local(c->y[0]), &term, 1));
-    r->loss += (double)term;
+    double term = 0;
+    DT_TRY(dt_tensor_local_item_sync(c->y[0], &term));
+    r->loss += term;
     return DT_OK;
 }
 
@@ -229,12 +239,8 @@ static dt_status loss_gradient(const dti_run *r, dti_cell *c)
 
 dt_status dti_pp_output_gradient(const dti_run *r, int k, dti_cell *c)
 {
-    for (int i = 0; i < r->p->ntensors; i++) {
-        DT_TRY(dti_pp_boundary(r, k, i, true, &c->dy[i].layout));
-        DT_TRY(dt_array_create(dt_mesh_heap(r->p->mesh), DT_F32,
-                               dt_mesh_local(c->dy[i].layout, NULL), DT_TAG_GRADIENT,
-                               &c->dy[i].array));
-    }
+    for (int i = 0; i < r->p->ntensors; i++)
+        DT_TRY(dti_pp_blank(r, k, i, true, DT_TAG_GRADIENT, &c->dy[i]));
     return DT_OK;
 }
 
@@ -250,9 +256,8 @@ static dt_status input_gradient(const dti_run *r, const dti_stage *s, int k, dti
     for (int i = 0; i < n; i++) {
         DT_TRY(dti_pp_boundary(r, k, i, true, &home[i]));
         if (!dt_tensor_grad(c->x[i])->array.storage) { /* a skip that nobody uses from here on */
-            dt_local none = {.layout = home[i]};
-            DT_TRY(dt_array_create(dt_mesh_heap(r->p->mesh), DT_F32, dt_mesh_local(home[i], NULL),
-                                   DT_TAG_GRADIENT, &none.array));
+            dt_local none = {0};
+            DT_TRY(dti_pp_blank(r, k, i, true, DT_TAG_GRADIENT, &none));
             dt_array_zero(&none.array);
             DT_TRY(dt_tensor_add_grad(c->x[i], &none));
         }

@@ -8,7 +8,7 @@
 
 enum { LAW_MAX_PARAMS = 128, LAW_MAX_STEPS = 64, LAW_MAX_RANKS = 16 };
 
-/* What a run gave. Arrays are whole tensors in file order of dt_module_params, f32. */
+/* What a run gave. Arrays are whole tensors in file order of dt_module_params. */
 typedef struct law_run {
     int nparams, steps;
     char *name[LAW_MAX_PARAMS];
@@ -16,8 +16,8 @@ typedef struct law_run {
     double loss[LAW_MAX_STEPS], norm[LAW_MAX_STEPS], lr[LAW_MAX_STEPS];
     int64_t valid[LAW_MAX_STEPS];
     double grad_norm[LAW_MAX_PARAMS]; /* step 0 */
-    float *grad[LAW_MAX_PARAMS];      /* step 0, reduced, before clipping */
-    float *weight[LAW_MAX_PARAMS];    /* after the last step */
+    double *grad[LAW_MAX_PARAMS];     /* step 0, reduced, before clipping */
+    double *weight[LAW_MAX_PARAMS];   /* after the last step */
     double final_loss;                /* of step 0's batch, after the last step */
     float *logits;                    /* sample 0 of step 0, initial weights: [seq_len, vocab] */
     int64_t vocab;
@@ -50,6 +50,7 @@ typedef struct law_case {
     bool keep_gathered;            /* with dp_shard: not resharded after forward (ZeRO-2) */
     int reshard_size;              /* with dp_shard: resharded to groups of so many; 0: not */
     dt_dtype param_dtype, reduce_dtype;
+    bool f64;                      /* everything */
     const char *offload_dir;       /* where optimizer state rests; NULL: in memory */
     bool offload_params;           /* with offload_dir: shards too */
 } law_case;
@@ -57,6 +58,9 @@ typedef struct law_case {
 /* Run on every rank; rank 0's results. Errors as dt_status, with trace. */
 dt_status law_train(const law_case *c, law_run *run_out);
 void law_free(law_run *run);
+/* The run on one rank of the same model, data, steps, eps and type, made once for all that compare
+ * with it; kept. */
+const law_run *law_one_rank(const law_case *c);
 
 /* Add a loop test of n cases; with DT_EVERY=k in the environment only every k-th of them (for
  * builds that run ten times slower). */
@@ -80,3 +84,5 @@ double law_compare(const law_run *a, const law_run *b, bool weights, char where[
 #define LAW_SMOOTH_EPS 1e-4
 /* ck_assert that run a obeys the law; `one` is the same on one rank. */
 void law_check_same(const law_run *a, const law_run *one, int steps);
+/* The same with other limits. */
+void law_check_within(const law_run *a, const law_run *one, int steps, double element, double loss);

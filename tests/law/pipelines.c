@@ -66,6 +66,7 @@ static bool complete(law_choice *x, bool goldens)
     }
     c->batch = least * c->micro_batch * dp;
     c->batch = (c->batch > m->batch ? c->batch : m->batch) - (micro == 2);
+    c->batch = c->batch == m->batch ? 0 : c->batch; /* the golden's own */
     return true;
 }
 

@@ -66,13 +66,13 @@ static void check_logits(const law_run *run)
     }
 }
 
-static double l2(const float *x, int64_t n, double *sum)
+static double l2(const double *x, int64_t n, double *sum)
 {
     double squares = 0;
     *sum = 0;
     for (int64_t i = 0; i < n; i++) {
-        squares += (double)x[i] * (double)x[i];
-        *sum += (double)x[i];
+        squares += x[i] * x[i];
+        *sum += x[i];
     }
     return sqrt(squares);
 }

@@ -67,7 +67,7 @@ static bool equal_bits(const law_run *a, const law_run *b)
     bool same_bits = a->nparams == b->nparams && memcmp(a->loss, b->loss, sizeof a->loss) == 0;
     for (int i = 0; i < a->nparams; i++)
         same_bits = same_bits &&
-                    memcmp(a->weight[i], b->weight[i], sizeof(float) * (size_t)a->count[i]) == 0;
+                    memcmp(a->weight[i], b->weight[i], sizeof(double) * (size_t)a->count[i]) == 0;
     return same_bits;
 }
 

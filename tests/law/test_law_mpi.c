@@ -20,7 +20,7 @@ START_TEST(mpi_and_threads_agree_bit_for_bit)
     ck_assert(memcmp(mpi.loss, threads.loss, sizeof mpi.loss) == 0);
     for (int i = 0; i < mpi.nparams; i++)
         ck_assert_msg(
-            memcmp(mpi.weight[i], threads.weight[i], sizeof(float) * (size_t)mpi.count[i]) == 0,
+            memcmp(mpi.weight[i], threads.weight[i], sizeof(double) * (size_t)mpi.count[i]) == 0,
             "%s differs", mpi.name[i]);
     law_free(&mpi);
     law_free(&threads);

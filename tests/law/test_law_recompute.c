@@ -16,7 +16,7 @@ static void same_bits(const law_run *a, const law_run *b)
     ck_assert_mem_eq(a->loss, b->loss, sizeof a->loss);
     ck_assert_mem_eq(a->norm, b->norm, sizeof a->norm);
     for (int i = 0; i < a->nparams; i++) {
-        const size_t bytes = sizeof(float) * (size_t)a->count[i];
+        const size_t bytes = sizeof(double) * (size_t)a->count[i];
         ck_assert_msg(memcmp(a->grad[i], b->grad[i], bytes) == 0, "gradient of %s", a->name[i]);
         ck_assert_msg(memcmp(a->weight[i], b->weight[i], bytes) == 0, "weight %s", a->name[i]);
     }

@@ -54,27 +54,6 @@ static const law_case mesh[] = {
 };
 /* clang-format on */
 
-/* The one-rank run, made once a case. */
-static const law_run *one_rank(const char *golden, double dropout)
-{
-    static law_run run[8];
-    static law_case made[8];
-    int i = 0;
-    while (made[i].golden && (strcmp(made[i].golden, golden) != 0 || made[i].dropout != dropout))
-        i++;
-    ck_assert_int_lt(i, DT_COUNT(made) - 1);
-    if (!made[i].golden) {
-        const law_case c = {.golden = golden,
-                            .ranks = 1,
-                            .steps = STEPS,
-                            .eps = LAW_SMOOTH_EPS,
-                            .dropout = dropout};
-        ck_ok(law_train(&c, &run[i]));
-        made[i] = c;
-    }
-    return &run[i];
-}
-
 static law_case which(int i)
 {
     law_case c = mesh[i / 4];
@@ -94,7 +73,7 @@ START_TEST(tp_ranks_are_one)
     const law_case c = which(_i);
     law_run many = {0};
     ck_ok(law_train(&c, &many));
-    law_check_same(&many, one_rank(c.golden, c.dropout), STEPS);
+    law_check_same(&many, law_one_rank(&c), STEPS);
     law_free(&many);
 }
 END_TEST
@@ -121,15 +100,14 @@ START_TEST(a_fault_is_noticed)
 {
     law_run wrong = {0};
     char where[128];
-    ck_ok(law_train(&(law_case){.golden = fault[_i].golden,
-                                .ranks = 2,
-                                .tp = 2,
-                                .steps = 1,
-                                .sp = fault[_i].sp,
-                                .fault = fault[_i].fault},
-                    &wrong));
-    ck_assert_msg(law_compare(&wrong, one_rank(fault[_i].golden, 0), false, where) >
-                      100 * LAW_ELEMENT_LIMIT,
+    const law_case c = {.golden = fault[_i].golden,
+                        .ranks = 2,
+                        .tp = 2,
+                        .steps = 1,
+                        .sp = fault[_i].sp,
+                        .fault = fault[_i].fault};
+    ck_ok(law_train(&c, &wrong));
+    ck_assert_msg(law_compare(&wrong, law_one_rank(&c), false, where) > 100 * LAW_ELEMENT_LIMIT,
                   "%s went unnoticed", fault[_i].fault);
     law_free(&wrong);
 }
