@@ -301,7 +301,7 @@ static void run_block(uint64_t number)
     for (Warp &w : block.warp)
         w.exited = w.masks = 0;
     if (sim_settings.poison)
-        memset(dynamic_shared, 0xff, block.launch->shared_bytes + SIM_CANARY);
+        memset(dynamic_shared, 0xff, block.launch->shared_bytes);
     sim_release(&block.tokens->start);
     block.entered = take_fiber();
     sim_fiber_swap(sim_fiber_main(), block.entered);
@@ -344,13 +344,15 @@ static void give_tsan_fibers()
 
 void sim_forget_fibers(void *stream_fiber)
 {
+    for (void *fiber : tsan_fibers[stream_fiber])
+        sim_fiber_destroy(fiber);
     tsan_fibers.erase(stream_fiber);
 }
 
 void sim_run_grid(const sim_launch_args &launch)
 {
     if (!dynamic_shared)
-        dynamic_shared = static_cast<unsigned char *>(mmap(nullptr, SIM_DYNAMIC_SHARED_MAX + 4096,
+        dynamic_shared = static_cast<unsigned char *>(mmap(nullptr, SIM_DYNAMIC_SHARED_MAX + SIM_CANARY,
                                                            PROT_READ | PROT_WRITE,
                                                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (sim_settings.poison)
@@ -363,9 +365,10 @@ void sim_run_grid(const sim_launch_args &launch)
     sim_fiber_tsan(sim_fiber_main()) = sim_fiber_current();
     if (sim_tsan())
         give_tsan_fibers();
-    sim_redzone(dynamic_shared, launch.shared_bytes, false);
+    sim_redzone(dynamic_shared, launch.shared_bytes + SIM_CANARY, false);
+    memset(dynamic_shared + launch.shared_bytes, 0xff, SIM_CANARY);
     sim_redzone(dynamic_shared + launch.shared_bytes,
-                SIM_DYNAMIC_SHARED_MAX + 4096 - launch.shared_bytes, true);
+                SIM_DYNAMIC_SHARED_MAX + SIM_CANARY - launch.shared_bytes, true);
     uint64_t blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
     std::vector<int> order;
     if (sim_settings.order == 2 && blocks < (1u << 20)) {

@@ -30,8 +30,11 @@ unsigned sim_no_activemask(void); /* fails: what it gives depends on the schedul
 void sim_yield(void);
 void *sim_dynamic_shared(void);
 
-/* Fail unless p is NULL or inside a live allocation of the device that the launch goes to. */
+/* Fail unless p is NULL or inside a live allocation of the device that the launch goes to, or at
+ * its end; or if one of a struct's words is an address that cannot be meant. */
 void sim_check_pointer(const char *kernel, int argument, const void *p, cudaStream_t stream);
+void sim_check_struct(const char *kernel, int argument, const void *p, size_t bytes,
+                      cudaStream_t stream);
 
 typedef struct sim_launch_args {
     const char *name; /* the kernel's, as it is written in the launch */

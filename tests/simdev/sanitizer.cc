@@ -8,6 +8,7 @@
 
 extern "C" {
 void *__tsan_create_fiber(unsigned flags) __attribute__((weak));
+void __tsan_destroy_fiber(void *fiber) __attribute__((weak));
 void *__tsan_get_current_fiber() __attribute__((weak));
 void __tsan_switch_to_fiber(void *fiber, unsigned flags) __attribute__((weak));
 void __tsan_acquire(void *token) __attribute__((weak));
@@ -38,6 +39,12 @@ void sim_release(void *token)
 void *sim_fiber_create()
 {
     return __tsan_create_fiber ? __tsan_create_fiber(0) : nullptr;
+}
+
+void sim_fiber_destroy(void *fiber)
+{
+    if (__tsan_destroy_fiber && fiber)
+        __tsan_destroy_fiber(fiber);
 }
 
 void *sim_fiber_current()

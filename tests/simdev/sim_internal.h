@@ -42,6 +42,7 @@ bool sim_tsan();
 void sim_acquire(void *token);
 void sim_release(void *token);
 void *sim_fiber_create();
+void sim_fiber_destroy(void *fiber);
 void *sim_fiber_current();
 void sim_fiber_switch(void *fiber);
 /* Accesses made by operations of a library: copies, products, collectives. */

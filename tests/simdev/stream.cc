@@ -37,6 +37,7 @@ void sim_delete_stream(cudaStream_t stream)
 {
     sim_streams.erase(std::find(sim_streams.begin(), sim_streams.end(), stream));
     sim_forget_fibers(stream->fiber);
+    sim_fiber_destroy(stream->fiber);
     delete stream;
 }
 

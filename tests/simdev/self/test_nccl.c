@@ -59,9 +59,10 @@ static int combined(ncclRedOp_t op, int ranks, int i)
     int all = element(0, i);
     for (int r = 1; r < ranks; r++) {
         int v = element(r, i);
-        all = op == ncclProd ? all * v : op == ncclMax ? (v > all ? v : all)
-            : op == ncclMin  ? (v < all ? v : all)
-                             : all + v;
+        all = op == ncclProd  ? all * v
+              : op == ncclMax ? (v > all ? v : all)
+              : op == ncclMin ? (v < all ? v : all)
+                              : all + v;
     }
     return all;
 }
@@ -307,15 +308,15 @@ static dt_status abort_body(dt_world *world, void *arg)
     return DT_OK;
 }
 
-#define NCCL_TESTS(X)                                                                          \
-    X(gather, 1)                                                                               \
-    X(gather, 3)                                                                               \
-    X(group, 1)                                                                                \
-    X(group, 4)                                                                                \
-    X(overlap, 4)                                                                              \
-    X(split, 4)                                                                                \
-    X(one_device, 3)                                                                           \
-    X(absent, 3)                                                                               \
+#define NCCL_TESTS(X) \
+    X(gather, 1)      \
+    X(gather, 3)      \
+    X(group, 1)       \
+    X(group, 4)       \
+    X(overlap, 4)     \
+    X(split, 4)       \
+    X(one_device, 3)  \
+    X(absent, 3)      \
     X(abort, 2)
 
 static const struct {
