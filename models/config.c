@@ -67,6 +67,7 @@ static const char *const used_gpt2[] = {
     "scale_attn_by_inverse_layer_idx", "add_cross_attention", "vocab_size", "n_embd", "n_layer",
     "n_head", "n_positions", "n_inner", "layer_norm_epsilon", "initializer_range", "embd_pdrop",
     "resid_pdrop", "attn_pdrop"};
+static const char *const rope_types[] = {"default", "linear", "llama3"};
 static const char *const used_rope[] = {"rope_type", "type", "rope_theta", "factor",
                                         "low_freq_factor", "high_freq_factor",
                                         "original_max_position_embeddings"};
@@ -163,12 +164,14 @@ static dt_status rope(const json_t *j, const char *path, dt_rope_options *out)
         return DT_OK;
     DT_REQUIRE(json_is_object(scaling), DT_ERR_FORMAT, "%s: rope_scaling is not an object", path);
     (void)snprintf(where, sizeof where, "%s: rope_scaling", path);
-    DT_TRY(check_known(scaling, where, "it", (words){DT_COUNT(used_rope), used_rope},
-                       (words){0, NULL}));
     const double theta = out->theta;
     DT_TRY(dt_json_double(scaling, where, "rope_theta", &theta, &out->theta));
     DT_TRY(dt_json_string(scaling, where, "type", "default", &type));
     DT_TRY(dt_json_string(scaling, where, "rope_type", type, &type));
+    DT_REQUIRE(has((words){DT_COUNT(rope_types), rope_types}, type), DT_ERR_UNSUPPORTED,
+               "%s: type '%s'; legal: default, linear, llama3", where, type);
+    DT_TRY(check_known(scaling, where, "it", (words){DT_COUNT(used_rope), used_rope},
+                       (words){0, NULL}));
     if (strcmp(type, "default") == 0)
         return DT_OK;
     DT_TRY(dt_json_double(scaling, where, "factor", NULL, &out->factor));
@@ -176,8 +179,6 @@ static dt_status rope(const json_t *j, const char *path, dt_rope_options *out)
                where, out->factor);
     if (strcmp(type, "linear") == 0)
         return DT_OK;
-    DT_REQUIRE(strcmp(type, "llama3") == 0, DT_ERR_UNSUPPORTED,
-               "%s: type '%s'; legal: default, linear, llama3", where, type);
     DT_TRY(dt_json_double(scaling, where, "low_freq_factor", NULL, &out->low_freq_factor));
     DT_TRY(dt_json_double(scaling, where, "high_freq_factor", NULL, &out->high_freq_factor));
     DT_TRY(dt_json_double(scaling, where, "original_max_position_embeddings", NULL,

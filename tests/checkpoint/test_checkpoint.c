@@ -189,6 +189,9 @@ static dt_status change(dt_world *world, void *arg)
     dt_checkpoint *c = NULL;
     bool busy = true;
     DT_TRY(steps_make(world, j->l, DT_F32, &m));
+    const dt_heap *heap = dt_mesh_heap(m.mesh);
+    const int64_t before = dt_heap_get_stats(heap).live[DT_TAG_WORKSPACE];
+    int64_t held = 0; /* kept for the next save */
     DT_TRY(dt_checkpoint_open(world, j->dir, &j->o, &c));
     for (int step = 1; step <= 3; step++) { /* each waits for the last */
         DT_TRY(steps_each(&m, step, false, true));
@@ -196,10 +199,15 @@ static dt_status change(dt_world *world, void *arg)
         const dt_checkpoint_state state = steps_state(step);
         DT_TRY(dt_checkpoint_save(c, m.root, m.optim, &state));
         DT_TRY(steps_each(&m, 500, false, true));
+        const int64_t now = dt_heap_get_stats(heap).live[DT_TAG_WORKSPACE];
+        TEST_THAT(step == 1 || now == held, "staging grew from %lld to %lld bytes", (long long)held,
+                  (long long)now);
+        held = now;
     }
     while (busy)
         DT_TRY(dt_checkpoint_poll(c, &busy));
     dt_checkpoint_close(&c);
+    TEST_THAT(dt_heap_get_stats(heap).live[DT_TAG_WORKSPACE] == before, "staging was not freed");
     steps_drop(&m);
     return DT_OK;
 }

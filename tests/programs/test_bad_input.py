@@ -100,7 +100,9 @@ bad("config of another type", model("c2.json", vocab_size="many"), "c2.json", "v
 bad("config of no model", model("c3.json", model_type="bert"), "c3.json", "bert", "llama, mistral, qwen2, qwen3, gpt2")
 bad("config with heads that do not divide", model("c4.json", num_attention_heads=3, num_key_value_heads=2), "3 query heads", "2 key/value heads")
 bad("config with rope_scaling", model("c5.json", rope_scaling={"type": "linear"}), "c5.json", "rope_scaling", "factor")
-bad("config with yarn", model("c7.json", rope_scaling={"rope_type": "yarn", "factor": 2.0}), "c7.json", "rope_scaling", "yarn")
+for kind, more in [("yarn", {"beta_fast": 32.0, "attention_factor": 1.2}), ("dynamic", {}), ("longrope", {"short_factor": [1.0]})]:
+    bad("config with " + kind, model(kind + ".json", rope_scaling={"rope_type": kind, "factor": 2.0, **more}), kind + ".json", "rope_scaling",
+        "type '%s'; legal: default, linear, llama3" % kind)
 bad("config with half a llama3", model("c8.json", rope_parameters={"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1}),
     "c8.json", "rope_scaling", "high_freq_factor")
 bad("config with an unknown rope field", model("c9.json", rope_scaling={"type": "linear", "factor": 2.0, "mrope_section": [1]}),
