@@ -3,8 +3,10 @@
 #include "tests/checkpoint/steps.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -51,6 +53,57 @@ START_TEST(test_damage)
 }
 END_TEST
 
+/* Damaged steps do not count among those that are kept, and the good one before them stays. */
+static dt_status keep_good(dt_world *world, void *arg)
+{
+    const steps_job *j = arg;
+    steps_model m = {0};
+    dt_checkpoint *c = NULL;
+    dt_checkpoint_state state;
+    bool found = false;
+    DT_TRY(steps_make(world, j->l, DT_F32, &m));
+    DT_TRY(dt_checkpoint_open(world, j->dir, &j->o, &c));
+    DT_TRY(dt_checkpoint_load(c, -1, m.root, m.optim, &state, &found));
+    TEST_THAT(state.step == 10, "step %lld", (long long)state.step);
+    for (state.step = 40; state.step <= 50; state.step += 10) {
+        DT_TRY(dt_checkpoint_save(c, m.root, m.optim, &state));
+        const char *const there = state.step == 40 ? "step-00000010" : "step-00000040";
+        TEST_THAT(dt_world_rank(world) != 0 || files_exists(j->dir, there), "%s is gone", there);
+    }
+    dt_checkpoint_close(&c);
+    steps_drop(&m);
+    return DT_OK;
+}
+
+START_TEST(test_keep_good)
+{
+    char path[FILES_PATH];
+    dt_checkpoint_options o = steps_tiny;
+    o.keep = 0;
+    for (int step = 10; step <= 30; step += 10)
+        steps_go((steps_job){&steps_layouts[2], o, steps_folder, NULL, step, false});
+    flip(steps_file(20, "state.json", path), 100);
+    flip(steps_file(30, "model-00001-of-00001.safetensors", path), 40);
+    test_ranks(4, keep_good,
+               &(steps_job){&steps_layouts[2], steps_tiny, steps_folder, NULL, 0, true});
+    ck_assert(files_exists(steps_folder, "step-00000050") &&
+              files_exists(steps_folder, "step-00000040") &&
+              !files_exists(steps_folder, "step-00000030") &&
+              !files_exists(steps_folder, "step-00000010"));
+}
+END_TEST
+
+/* Files of this process may have so many bytes, as under a quota; 0: any number. */
+static void limit_files(rlim_t bytes)
+{
+    struct rlimit l;
+    (void)signal(SIGXFSZ, SIG_IGN);
+    ck_assert(getrlimit(RLIMIT_FSIZE, &l) == 0);
+    l.rlim_cur = bytes ? bytes : l.rlim_max;
+    ck_assert(setrlimit(RLIMIT_FSIZE, &l) == 0);
+}
+
+/* A fault, or without one a limit. */
 static dt_status save_fails(dt_world *world, void *arg)
 {
     steps_job *j = arg;
@@ -59,14 +112,19 @@ static dt_status save_fails(dt_world *world, void *arg)
     DT_TRY(steps_make(world, j->l, DT_F32, &m));
     DT_TRY(steps_each(&m, 20, false, true));
     dt_optim_set_steps(m.optim, 9);
-    dt_world_set_fault(world, j->fault);
+    if (j->fault)
+        dt_world_set_fault(world, j->fault);
     DT_TRY(dt_checkpoint_open(world, j->dir, &j->o, &c));
     const dt_checkpoint_state state = steps_state(20);
+    if (!j->fault)
+        limit_files(100);
     dt_status st = dt_checkpoint_save(c, m.root, m.optim, &state);
     if (st == DT_OK)
         st = dt_checkpoint_wait(c);
+    limit_files(0);
     if (st != DT_OK)
-        TEST_THAT(strstr(dt_error_trace(), "No space left on device"), "%s", dt_error_trace());
+        TEST_THAT(strstr(dt_error_trace(), j->fault ? "No space left on device" : "File too large"),
+                  "%s", dt_error_trace());
     if (dt_world_rank(world) == 0)
         j->step = st == DT_OK ? 20 : 10;
     dt_checkpoint_close(&c);
@@ -100,6 +158,19 @@ START_TEST(test_full_disk)
 }
 END_TEST
 
+START_TEST(test_quota)
+{
+    for (int async = 0; async < 2; async++) {
+        steps_job j = {&steps_layouts[5], steps_tiny, steps_folder, NULL, 0, false};
+        j.o.async = async != 0;
+        steps_go((steps_job){&steps_layouts[5], steps_tiny, steps_folder, NULL, 10, false});
+        test_ranks(4, save_fails, &j);
+        ck_assert(j.step == 10 && !files_exists(steps_folder, "step-00000020.tmp"));
+        steps_go((steps_job){&steps_layouts[3], steps_tiny, steps_folder, NULL, 10, true});
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("checkpoints: damage");
@@ -107,7 +178,9 @@ int main(void)
     tcase_add_checked_fixture(tc, steps_begin, steps_end);
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, test_damage);
+    tcase_add_test(tc, test_keep_good);
     tcase_add_test(tc, test_full_disk);
+    tcase_add_test(tc, test_quota);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

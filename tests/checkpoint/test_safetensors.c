@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 static char folder[FILES_PATH], path[FILES_PATH + 64];
 static dt_heap *heap;
@@ -168,6 +169,31 @@ START_TEST(test_long)
 }
 END_TEST
 
+/* Offsets past 4 GiB; nearly all of the file is a hole. */
+START_TEST(test_huge)
+{
+    static const char header[] = "{\"a\":{\"dtype\":\"F32\",\"shape\":[1250000000],"
+                                 "\"data_offsets\":[0,5000000000]},\"b\":{\"dtype\":\"F32\","
+                                 "\"shape\":[4],\"data_offsets\":[5000000000,5000000016]}}";
+    const float last[] = {7, 1, 2, 3, 4}; /* of a, and b */
+    const int64_t end = 8 + (int64_t)strlen(header) + INT64_C(5000000016);
+    dt_safetensors *st = NULL;
+    files_put(folder, "m.safetensors", header, "", 0);
+    FILE *f = fopen(path, "r+b");
+    ck_assert(f && ftruncate(fileno(f), end) == 0 && fseeko(f, -20, SEEK_END) == 0 &&
+              fwrite(last, sizeof last, 1, f) == 1 && fclose(f) == 0);
+    ck_ok(dt_safetensors_open(path, &st));
+    for (int i = 0; i < 2; i++) {
+        const dt_safetensors_entry *e = dt_safetensors_get(st, i);
+        dt_array out = make(DT_F32, DT_SHAPE(i ? 4 : 1));
+        ck_ok(dt_safetensors_read(st, e, e->shape, (int64_t[]){i ? 0 : 1249999999}, &out));
+        ck_assert(memcmp(dt_array_data(&out), last + i, dt_array_bytes(&out)) == 0);
+        dt_array_release(&out);
+    }
+    dt_safetensors_close(&st);
+}
+END_TEST
+
 /* ---- writing ---- */
 
 /* The bytes follow the format: length a multiple of 8, JSON, data in the order given. */
@@ -240,6 +266,7 @@ int main(void)
     tcase_add_test(tc, test_types);
     tcase_add_test(tc, test_blocks);
     tcase_add_test(tc, test_long);
+    tcase_add_test(tc, test_huge);
     tcase_add_test(tc, test_written);
     tcase_add_test(tc, test_write_fails);
     suite_add_tcase(suite, tc);

@@ -296,6 +296,32 @@ START_TEST(truncated_while_open)
 }
 END_TEST
 
+/* Offsets past 4 GiB: three documents of a thousand million tokens, nearly all of them holes. */
+START_TEST(more_than_4_gib)
+{
+    const int64_t n = 1000000000, at = 2 * n + 123456789;
+    const uint16_t some[] = {41, 42, 43, 44, 45};
+    int32_t ids[4], targets[4];
+    files_pair("huge", 0, 3, (int32_t[]){1, 1, 1}); /* whose numbers are changed: */
+    FILE *idx = fopen(files_path("huge.idx"), "r+b");
+    ck_assert(idx && fseek(idx, 34, SEEK_SET) == 0);
+    const int32_t length[] = {(int32_t)n, (int32_t)n, (int32_t)n};
+    const int64_t pointer[] = {0, 2 * n, 4 * n};
+    ck_assert(fwrite(length, sizeof length, 1, idx) == 1 &&
+              fwrite(pointer, sizeof pointer, 1, idx) == 1 && fclose(idx) == 0);
+    FILE *bin = fopen(files_path("huge.bin"), "r+b");
+    ck_assert(bin && ftruncate(fileno(bin), 6 * n) == 0);
+    ck_assert(fseeko(bin, 2 * at, SEEK_SET) == 0 && fwrite(some, sizeof some, 1, bin) == 1 &&
+              fclose(bin) == 0);
+    dt_dataset *ds = files_opened(files_path("huge"), NULL);
+    ck_assert_int_eq(dt_dataset_length(ds), 3 * n);
+    ck_ok(dt_dataset_batch(ds, &(dt_batch){at, 1, 4, 0, 1}, ids, targets));
+    for (int t = 0; t < 4; t++)
+        ck_assert(ids[t] == some[t] && targets[t] == some[t + 1]);
+    dt_dataset_close(&ds);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("megatron");
@@ -309,6 +335,7 @@ int main(void)
     tcase_add_test(tests, shards);
     tcase_add_test(tests, held_out);
     tcase_add_test(tests, truncated_while_open);
+    tcase_add_test(tests, more_than_4_gib);
     suite_add_tcase(suite, tests);
     const int result = test_main(suite);
     files_remove();

@@ -123,6 +123,9 @@ for kib in [rng.randrange(60, 700) for _ in range(6 if FULL else 2)]:
             shutil.copytree(small + "/kept", suite.path("kept%d" % kib), symlinks=True)
             out = good(BASE + ["--checkpoint.dir=" + suite.path("kept%d" % kib)])
             suite.check("going on after step %d " % len(kept) in out, "%d kB, %r: %s" % (kib, kept, out))
+        subprocess.run(["mount", "-o", "remount,ro", small], check=True)
+        status, out, err = run(command("threads", BASE + args + ["--train.steps=7"]))
+        suite.check(status == 1 and "checkpoint.dir=%s/run cannot be " % small in err and "Read-only" in err, "read-only: %r, %s" % (status, err))
     finally:
         subprocess.run(["umount", small], check=True)
 
