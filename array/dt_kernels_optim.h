@@ -21,11 +21,21 @@ typedef struct dt_adamw_args {
     dt_dtype rounded_dtype;
 } dt_adamw_args;
 
+/* A tensor whose powers are summed: n floats of any dtype. */
+typedef struct dt_power_args {
+    dt_dtype dtype;
+    int64_t n;
+    const void *x;
+    double *sum; /* on the device of x */
+} dt_power_args;
+
+/* Lists: of any tensors, one after the other on the cpu, together on a device that starts kernels,
+ * which costs more than a small one runs. */
 typedef struct dt_optim_kernels {
-    void (*adamw)(const dt_adamw_args *a);
-    /* *sum = the sum of |x|^power over n floats of any dtype, in f64, in an order that depends on n
-     * alone; for INFINITY the largest |x|, or NaN if there is one. */
-    void (*power_sum)(dt_dtype dtype, int64_t n, const void *x, double power, double *sum);
+    void (*adamw)(int count, const dt_adamw_args *list);
+    /* *sum = the sum of |x|^power in f64, in an order that depends on n alone; for INFINITY the
+     * largest |x|, or NaN if there is one. */
+    void (*power_sum)(int count, const dt_power_args *list, double power);
 } dt_optim_kernels;
 
 /* The table of a device; NULL on meta and on devices that are not built in. */

@@ -63,10 +63,12 @@ static void adamw_range_f64(void *arg, int64_t lo, int64_t hi)
                   (double *)a->m + lo, (double *)a->v + lo);
 }
 
-static void adamw(const dt_adamw_args *a)
+static void adamw(int count, const dt_adamw_args *list)
 {
-    dt_adamw_args copy = *a;
-    dt_parallel_range(a->n, 4, a->dtype == DT_F64 ? adamw_range_f64 : adamw_range_f32, &copy);
+    for (int i = 0; i < count; i++) {
+        dt_adamw_args a = list[i];
+        dt_parallel_range(a.n, 4, a.dtype == DT_F64 ? adamw_range_f64 : adamw_range_f32, &a);
+    }
 }
 
 typedef struct power_job {
@@ -101,15 +103,24 @@ static void power_blocks(void *arg, int64_t first, int64_t end)
     }
 }
 
-static void power_sum(dt_dtype dtype, int64_t n, const void *x, double power, double *sum_out)
+static double power_sum_of(const dt_power_args *a, double power)
 {
-    power_job job = {
-        .dtype = dtype, .n = n, .block = (n + BLOCKS - 1) / BLOCKS, .x = x, .power = power};
+    power_job job = {.dtype = a->dtype,
+                     .n = a->n,
+                     .block = (a->n + BLOCKS - 1) / BLOCKS,
+                     .x = a->x,
+                     .power = power};
     dt_parallel_range(BLOCKS, job.block, power_blocks, &job);
     double sum = 0;
     for (int b = 0; b < BLOCKS; b++)
         sum = with(power, sum, job.sum[b]);
-    *sum_out = sum;
+    return sum;
+}
+
+static void power_sum(int count, const dt_power_args *list, double power)
+{
+    for (int i = 0; i < count; i++)
+        *list[i].sum = power_sum_of(&list[i], power);
 }
 
 static const dt_optim_kernels cpu = {.adamw = adamw, .power_sum = power_sum};

@@ -108,27 +108,28 @@ static void cross_entropy(const bench *b)
 
 static void adamw(const bench *b)
 {
-    dt_optim_kernels_of(DT_CPU)->adamw(&(dt_adamw_args){.dtype = DT_F32,
-                                                        .grad_dtype = DT_F32,
-                                                        .n = b->n,
-                                                        .lr = 1e-4,
-                                                        .beta1 = 0.9,
-                                                        .beta2 = 0.95,
-                                                        .eps = 1e-8,
-                                                        .decay = 0.1,
-                                                        .grad_scale = 1,
-                                                        .correction1 = 0.1,
-                                                        .correction2 = 0.05,
-                                                        .g = b->x[0],
-                                                        .w = b->x[1],
-                                                        .m = b->x[2],
-                                                        .v = b->x[3]});
+    dt_optim_kernels_of(DT_CPU)->adamw(1, &(dt_adamw_args){.dtype = DT_F32,
+                                                           .grad_dtype = DT_F32,
+                                                           .n = b->n,
+                                                           .lr = 1e-4,
+                                                           .beta1 = 0.9,
+                                                           .beta2 = 0.95,
+                                                           .eps = 1e-8,
+                                                           .decay = 0.1,
+                                                           .grad_scale = 1,
+                                                           .correction1 = 0.1,
+                                                           .correction2 = 0.05,
+                                                           .g = b->x[0],
+                                                           .w = b->x[1],
+                                                           .m = b->x[2],
+                                                           .v = b->x[3]});
 }
 
 static void square_sum(const bench *b)
 {
     double sum;
-    dt_optim_kernels_of(DT_CPU)->power_sum(b->dtype, b->n, b->x[0], 2, &sum);
+    dt_optim_kernels_of(DT_CPU)->power_sum(
+        1, &(dt_power_args){.dtype = b->dtype, .n = b->n, .x = b->x[0], .sum = &sum}, 2);
 }
 
 /* arrays: how many of n elements must move, read or written; of f32 alone where `wide`. */

@@ -13,6 +13,7 @@ struct dt_optim {
     int64_t steps;
     int n;
     dt_optim_state *state; /* one a parameter that is not frozen */
+    dt_adamw_args *list;   /* room for as many */
 };
 
 /* from: what it starts as; NULL: zeros. */
@@ -63,12 +64,15 @@ dt_status dt_adamw_create(dt_module *model, const dt_adamw_options *options, dt_
     dt_status st = DT_OK;
     dt_optim *optim = calloc(1, sizeof *optim);
     dt_optim_state *state = calloc((size_t)n + 1, sizeof *state);
-    if (!optim || !state) {
+    dt_adamw_args *list = calloc((size_t)n + 1, sizeof *list);
+    if (!optim || !state || !list) {
+        free(list);
         free(state);
         free(optim);
         return DT_ERROR(DT_ERR_NOMEM, "an optimizer of %d parameters", n);
     }
     optim->state = state;
+    optim->list = list;
     optim->options = (dt_adamw_options){either(o.beta1, 0.9), either(o.beta2, 0.95),
                                         either(o.eps, 1e-8), o.weight_decay, o.store};
     for (int i = 0; i < n; i++) {
@@ -91,6 +95,7 @@ void dt_optim_destroy(dt_optim **optim)
         dt_array_release(&(*optim)->state[i].exp_avg_sq);
         dt_array_release(&(*optim)->state[i].master);
     }
+    free((*optim)->list);
     free((*optim)->state);
     free(*optim);
     *optim = NULL;
@@ -136,7 +141,26 @@ static dt_status put_and_close(dt_storage *storage)
     return DT_OK;
 }
 
-static dt_status update(const dt_optim_state *s, dt_adamw_args args)
+static bool rests_in_file(const dt_optim_state *s)
+{
+    return dt_tensor_local(s->param->tensor)->storage->slot || s->exp_avg.storage->slot;
+}
+
+/* Parameters of one device that are updated together. */
+typedef struct update_list {
+    const dt_optim_kernels *kernels;
+    int n;
+    dt_adamw_args *args;
+} update_list;
+
+static void update(update_list *list)
+{
+    if (list->n > 0)
+        list->kernels->adamw(list->n, list->args);
+    list->n = 0;
+}
+
+static dt_status add(update_list *list, const dt_optim_state *s, dt_adamw_args args)
 {
     dt_array *local = dt_tensor_local(s->param->tensor);
     if (dt_array_is_meta(local) || dt_array_count(local) == 0)
@@ -157,7 +181,10 @@ static dt_status update(const dt_optim_state *s, dt_adamw_args args)
     args.rounded_dtype = s->param->dtype;
     if (s->param->file_shape.ndim < 2)
         args.decay = 0;
-    kernels->adamw(&args);
+    if (kernels != list->kernels)
+        update(list);
+    list->kernels = kernels;
+    list->args[list->n++] = args;
     return DT_OK;
 }
 
@@ -178,13 +205,17 @@ dt_status dt_optim_step(dt_optim *optim, double lr, double grad_scale)
         .correction1 = 1 - pow(o->beta1, k),
         .correction2 = 1 - pow(o->beta2, k),
     };
+    update_list list = {.args = optim->list};
     for (int i = 0; i < optim->n; i++) {
         DT_TRY(for_storages(&optim->state[i], dt_storage_open));
         if (i + 1 < optim->n)
             DT_TRY(for_storages(&optim->state[i + 1], dt_storage_prefetch));
-        DT_TRY(update(&optim->state[i], args));
+        DT_TRY(add(&list, &optim->state[i], args));
+        if (rests_in_file(&optim->state[i]))
+            update(&list);
         DT_TRY(for_storages(&optim->state[i], put_and_close));
     }
+    update(&list);
     optim->steps++;
     return DT_OK;
 }

@@ -24,42 +24,62 @@ static bool adds(const dt_local *x)
            counts_here(x->layout);
 }
 
-static dt_status power_sum(const dt_local *x, double order, double *sum)
+/* Tensors of one device whose sums are made together. */
+typedef struct sum_list {
+    const dt_optim_kernels *kernels;
+    int n;
+    dt_power_args *args;
+    dt_array made; /* on a device: all sums, until the host waits for them, once */
+} sum_list;
+
+static void run(sum_list *list, double order)
 {
-    const int64_t n = dt_array_count(&x->array);
-    const dt_device_kind device = dt_mesh_device(dt_layout_mesh(x->layout)).kind;
+    if (list->n > 0)
+        list->kernels->power_sum(list->n, list->args, order);
+    list->n = 0;
+}
+
+/* The i'th of n sums goes to *sum; on a device to the i'th element of list->made. */
+static dt_status add(sum_list *list, double order, int i, int n, const dt_local *x, double *sum)
+{
+    dt_storage *storage = x->array.storage;
+    const dt_device_kind device = dt_heap_device(storage->heap).kind;
     const dt_optim_kernels *kernels = dt_optim_kernels_of(device);
     DT_REQUIRE(kernels, DT_ERR_UNSUPPORTED, "no norm on device %d", (int)device);
-    DT_TRY(dt_storage_open(x->array.storage));
-    kernels->power_sum(x->array.dtype, n, dt_array_data(&x->array), order, sum);
-    dt_storage_close(x->array.storage);
+    DT_REQUIRE(!list->kernels || kernels == list->kernels, DT_ERR_UNSUPPORTED,
+               "tensor %d lies on another device than those before it", i);
+    if (device != DT_CPU && !list->made.storage) {
+        DT_TRY(dt_array_create(storage->heap, DT_F64, DT_SHAPE(n), DT_TAG_WORKSPACE, &list->made));
+        dt_array_zero(&list->made);
+    }
+    list->kernels = kernels;
+    DT_TRY(dt_storage_open(storage));
+    list->args[list->n++] =
+        (dt_power_args){.dtype = x->array.dtype,
+                        .n = dt_array_count(&x->array),
+                        .x = dt_array_data(&x->array),
+                        .sum = device == DT_CPU ? sum : (double *)dt_array_data(&list->made) + i};
+    if (storage->slot)
+        run(list, order);
+    dt_storage_close(storage);
     return DT_OK;
 }
 
-/* This rank's sums, 0 where it has none. What a device makes stays there until all are made, so
- * that the host waits once. */
+/* This rank's sums, 0 where it has none. */
 static dt_status power_sums(double order, int n, const dt_local *locals, double *sum)
 {
-    dt_array made = {0};
+    sum_list list = {.args = calloc((size_t)n + 1, sizeof *list.args)};
+    DT_REQUIRE(list.args, DT_ERR_NOMEM, "norms of %d tensors", n);
     dt_status st = DT_OK;
-    for (int i = 0; i < n; i++) {
-        if (!adds(&locals[i]))
-            continue;
-        dt_heap *heap = locals[i].array.storage->heap;
-        double *to = &sum[i];
-        if (dt_heap_device(heap).kind != DT_CPU) {
-            if (!made.storage) {
-                DT_TRY(dt_array_create(heap, DT_F64, DT_SHAPE(n), DT_TAG_WORKSPACE, &made));
-                dt_array_zero(&made);
-            }
-            to = (double *)dt_array_data(&made) + i;
-        }
-        DT_TRY_TO(done, st, power_sum(&locals[i], order, to));
-    }
-    if (made.storage)
-        DT_TRY_TO(done, st, dt_array_read(&made, sum, n));
+    for (int i = 0; i < n; i++)
+        if (adds(&locals[i]))
+            DT_TRY_TO(done, st, add(&list, order, i, n, &locals[i], &sum[i]));
+    run(&list, order);
+    if (list.made.storage)
+        DT_TRY_TO(done, st, dt_array_read(&list.made, sum, n));
 done:
-    dt_array_release(&made);
+    dt_array_release(&list.made);
+    free(list.args);
     return st;
 }
 

@@ -7,7 +7,7 @@
 
 #include "array/cuda_internal.h"
 
-/* elementwise.cu */
+/* elementwise.cu, cast.cu: casts and normal numbers */
 void dti_cuda_fill(dt_dtype dtype, void *dst, int64_t n, double value);
 void dti_cuda_scale_into(dt_dtype dtype, void *dst, int64_t n, double factor);
 void dti_cuda_add_into(dt_dtype dtype, void *dst, const void *src, int64_t n);
@@ -35,8 +35,8 @@ void dti_cuda_sum_mul(dt_dtype dtype, int64_t mid, int64_t inner, const void *x,
 void dti_cuda_product(const dt_product_args *a);
 
 /* optim.cu */
-void dti_cuda_adamw(const dt_adamw_args *a);
-void dti_cuda_power_sum(dt_dtype dtype, int64_t n, const void *x, double power, double *sum);
+void dti_cuda_adamw(int count, const dt_adamw_args *list);
+void dti_cuda_power_sum(int count, const dt_power_args *list, double power);
 
 /* norm.cu */
 void dti_cuda_norm(const dt_norm_args *a, void *y);

@@ -99,7 +99,16 @@ template <class S, int N> __device__ inline void store(S *p, const pack<S, N> &x
 {
     *reinterpret_cast<pack<S, N> *>(p) = x;
 }
-/* The same in the math type. */
+/* The first `valid` of N, from any address; the others are 0. */
+template <int N, class S> __device__ inline pack<S, N> load_some(const S *p, int64_t valid)
+{
+    pack<S, N> x;
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        x.at[i] = i < valid ? p[i] : from_real<S>(0);
+    return x;
+}
+/* load in the math type, and store. */
 template <int N, class S> __device__ inline void load_real(const S *p, real<S> (&x)[N])
 {
     const pack<S, N> raw = load<N>(p);
@@ -139,7 +148,14 @@ template <> class divider<int64_t> {
     }
     __device__ int64_t remainder(int64_t n) const
     {
-        return n % by;
+        return split(n);
+    }
+    /* n becomes the quotient; gives the remainder. */
+    __device__ int64_t split(int64_t &n) const
+    {
+        const int64_t all = n;
+        n = all / by;
+        return all - n * by;
     }
 };
 template <> class divider<uint32_t> {
@@ -160,7 +176,13 @@ template <> class divider<uint32_t> {
     }
     __device__ uint32_t remainder(uint32_t n) const
     {
-        return n - quotient(n) * by;
+        return split(n);
+    }
+    __device__ uint32_t split(uint32_t &n) const
+    {
+        const uint32_t all = n;
+        n = quotient(all);
+        return all - n * by;
     }
 };
 /* f(type<I>()) for the index type of n elements: uint32_t where they are fewer than 2^31. */

@@ -33,7 +33,6 @@ void gpu_end(void)
         free(pairs[i].cpu);
     }
     npairs = 0;
-    dt_heap_destroy(&heap);
 }
 
 void gpu_begin(int order)
@@ -43,8 +42,6 @@ void gpu_begin(int order)
     drawn = 0;
     if (sim_set_order)
         sim_set_order(order);
-    ck_ok(dt_heap_create((dt_device){DT_CUDA, 0}, &(dt_heap_options){.reserve_bytes = HEAP_BYTES},
-                         &heap));
 }
 
 dt_heap *gpu_heap(void)
@@ -64,22 +61,11 @@ static void *room(dt_dtype dtype, int64_t n)
     return p;
 }
 
-/* Elements before the array on the device. */
-static int64_t before(dt_dtype dtype)
-{
-    return GUARD / (int64_t)dt_dtype_size(dtype) + shift;
-}
-
-static int64_t with_guards(dt_dtype dtype, int64_t n)
-{
-    return before(dtype) + n + GUARD / (int64_t)dt_dtype_size(dtype);
-}
-
 gpu_pair gpu_values(dt_dtype dtype, int64_t n, const void *host)
 {
     const bool half = dtype == DT_BF16 || dtype == DT_F16;
-    const int64_t all = with_guards(dtype, n);
-    gpu_pair x = {.dtype = dtype, .wide = half ? DT_F32 : dtype, .n = n};
+    const int64_t guard = GUARD / (int64_t)dt_dtype_size(dtype), all = guard + shift + n + guard;
+    gpu_pair x = {.dtype = dtype, .wide = half ? DT_F32 : dtype, .n = n, .first = guard + shift};
     ck_assert(npairs < PAIRS);
     if (n > 0) {
         x.cpu = room(x.wide, n);
@@ -88,11 +74,11 @@ gpu_pair gpu_values(dt_dtype dtype, int64_t n, const void *host)
     void *bytes = room(dtype, all);
     memset(bytes, 0xa5, (size_t)all * dt_dtype_size(dtype));
     if (n > 0)
-        memcpy(dti_at(dtype, bytes, before(dtype)), host, (size_t)n * dt_dtype_size(dtype));
+        memcpy(dti_at(dtype, bytes, x.first), host, (size_t)n * dt_dtype_size(dtype));
     ck_ok(dt_array_create(heap, dtype, DT_SHAPE(all), DT_TAG_WORKSPACE, &x.array));
     ck_ok(dt_array_write(&x.array, bytes, all));
     free(bytes);
-    x.gpu = n > 0 ? dti_at(dtype, dt_array_data(&x.array), before(dtype)) : NULL;
+    x.gpu = n > 0 ? dti_at(dtype, dt_array_data(&x.array), x.first) : NULL;
     pairs[npairs++] = x;
     return x;
 }
@@ -132,10 +118,10 @@ static uint64_t hash(uint64_t h, const void *bytes, size_t n)
 static void *take(const gpu_pair *x, const char *text)
 {
     const size_t size = dt_dtype_size(x->dtype), bytes = (size_t)x->n * size;
-    const int64_t all = with_guards(x->dtype, x->n);
+    const int64_t all = dt_array_count(&x->array);
     unsigned char *host = room(x->dtype, all);
     ck_ok(dt_array_read(&x->array, host, all));
-    const size_t first = (size_t)before(x->dtype) * size;
+    const size_t first = (size_t)x->first * size;
     for (size_t i = 0; i < (size_t)all * size; i++)
         if ((i < first || i >= first + bytes) && host[i] != 0xa5)
             ck_abort_msg("%s: byte %lld, of an array of %zu bytes, was changed", text,
@@ -253,12 +239,14 @@ void gpu_bits(const gpu_pair *x, const void *want, const char *format, ...)
 
 int gpu_main(Suite *suite)
 {
-    dt_heap *probe = NULL;
-    if (dt_heap_create((dt_device){DT_CUDA, 0}, &(dt_heap_options){.reserve_bytes = 1 << 20},
-                       &probe) != DT_OK) {
+    if (dt_heap_create((dt_device){DT_CUDA, 0}, &(dt_heap_options){.reserve_bytes = HEAP_BYTES},
+                       &heap) != DT_OK) {
         printf("skipped: %s", dt_error_trace());
+        srunner_free(srunner_create(suite));
         return 77;
     }
-    dt_heap_destroy(&probe);
-    return test_main(suite);
+    const int failed = test_main(suite);
+    gpu_end();
+    dt_heap_destroy(&heap);
+    return failed;
 }

@@ -29,15 +29,15 @@ extern const dt_dtype gpu_float[GPU_FLOATS];
 typedef struct gpu_pair {
     dt_dtype dtype; /* on the device */
     dt_dtype wide; /* on the host: f32 for bf16 and f16, which hold no other values to begin with */
-    int64_t n;
-    void *cpu, *gpu; /* first elements; NULL for n 0 */
-    dt_array array;  /* that gpu lies in, between guards */
+    int64_t n, first; /* elements; where they begin in `array` */
+    void *cpu, *gpu;  /* first elements; NULL for n 0 */
+    dt_array array;   /* that gpu lies in, between guards */
 } gpu_pair;
 
-/* An empty heap, and random numbers from the start; all pairs of before are gone. */
+/* Random numbers from the start, and the order of what follows; pairs of before are gone. */
 void gpu_begin(int order);
 void gpu_end(void);
-dt_heap *gpu_heap(void);
+dt_heap *gpu_heap(void); /* one for the program */
 /* Until gpu_begin, device arrays begin so many elements after a 64-byte boundary. */
 void gpu_shift(int elements);
 
