@@ -202,6 +202,17 @@ static int first_to_start(const simulation *m, double *start_out)
     return best;
 }
 
+/* What stands for it in the owner's row: I, or the whole B. */
+static dt_pp_action as_written(const simulation *m, dt_pp_action a)
+{
+    const dt_pp_row *row = &m->s->row[m->owner[dti_pp_cell(m->s, a.stage, a.microbatch)]];
+    for (int64_t i = 0; i < row->count && a.kind == DT_PP_I; i++)
+        if (row->action[i].kind == DT_PP_B && row->action[i].stage == a.stage &&
+            row->action[i].microbatch == a.microbatch)
+            return row->action[i];
+    return a;
+}
+
 /* Nobody can go on: name a rank whose action stands before what it needs, or else the first that
  * waits; then what the others wait for. */
 static dt_status deadlock(const simulation *m)
@@ -223,7 +234,7 @@ static dt_status deadlock(const simulation *m)
                 (void)snprintf(text + used, sizeof text - used,
                                "%srank %d, position %lld, %s waits for %s%s", used ? "; " : "", r,
                                (long long)m->at[r], dt_pp_action_print(*a, action, sizeof action),
-                               dt_pp_action_print(missing, other, sizeof other),
+                               dt_pp_action_print(as_written(m, missing), other, sizeof other),
                                own ? ", which comes later in its row" : "");
         }
     }
