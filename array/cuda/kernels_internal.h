@@ -54,6 +54,8 @@ void dti_cuda_swiglu_backward(dt_dtype dtype, int64_t n, const void *gate, const
 void dti_cuda_softmax(dt_dtype dtype, int64_t rows, int64_t n, const void *x, void *y);
 void dti_cuda_softmax_dx(dt_dtype dtype, int64_t rows, int64_t n, const void *y, const void *dy,
                          void *dx);
+
+/* loss.cu */
 void dti_cuda_loss_rows(const dt_loss_args *a);
 void dti_cuda_loss_shift(const dt_loss_args *a, const void *old_max);
 void dti_cuda_loss_total(const dt_loss_args *a, double *total);

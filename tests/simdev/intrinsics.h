@@ -76,6 +76,11 @@ inline double rsqrt(double x)
 {
     return 1.0 / sqrt(x);
 }
+inline void sincospif(float x, float *sine, float *cosine)
+{
+    *sine = static_cast<float>(sin(M_PI * static_cast<double>(x)));
+    *cosine = static_cast<float>(cos(M_PI * static_cast<double>(x)));
+}
 inline float exp10f(float x)
 {
     return powf(10.0f, x);
