@@ -270,13 +270,13 @@ static void scale_c(const dt_matmul_args *p)
 /* C = the bias in every row. */
 static void spread_bias(const dt_matmul_args *p)
 {
-    dti_cuda_copy_block(&(dti_block){.elem_bytes = (int64_t)dt_dtype_size(p->dtype_c),
-                                     .ndim = 3,
-                                     .extent = {p->batch, p->m, p->n},
-                                     .dst_stride = {p->stride_c, p->ldc, 1},
-                                     .src_stride = {0, 0, 1},
-                                     .dst = p->c,
-                                     .src = p->bias});
+    dti_cuda_copy_block(&(dti_strided_block){.elem_bytes = (int64_t)dt_dtype_size(p->dtype_c),
+                                             .ndim = 3,
+                                             .extent = {p->batch, p->m, p->n},
+                                             .dst_stride = {p->stride_c, p->ldc, 1},
+                                             .src_stride = {0, 0, 1},
+                                             .dst = p->c,
+                                             .src = p->bias});
 }
 
 static cublasStatus_t run(cublasLtHandle_t handle, const product *x, const dt_matmul_args *p)

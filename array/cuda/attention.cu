@@ -1,0 +1,70 @@
+/* array/cuda/attention.cu - attention forward (1 launch) and backward (3): which kernels compute
+ * it, and what the backward pass needs of each query. Read next: array/cuda/attention_plain.cu,
+ * array/cuda/attention_mma.cu. */
+#include "array/cuda/attention_internal.h"
+
+namespace {
+using namespace gpu;
+
+/* dout . out, term by term as dp = dout . v is summed in attention_plain.cu, so that a query that
+ * sees one key has dp - delta = 0. One thread a query. */
+template <class S, int N>
+__global__ void __launch_bounds__(BLOCK)
+    row_dots(int64_t rows, int64_t n, const S *dout, const S *out, real<S> *delta)
+{
+    const int64_t r = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
+    real<S> sum = 0;
+    for (int64_t i = 0; r < rows && i < n; i += N) {
+        real<S> x[N], y[N];
+        load_real<N>(dout + r * n + i, x);
+        load_real<N>(out + r * n + i, y);
+#pragma unroll
+        for (int j = 0; j < N; j++)
+            sum += x[j] * y[j];
+    }
+    if (r < rows)
+        delta[r] = sum;
+}
+
+template <class S> void make_delta(const dt_attention_args *a, real<S> *delta)
+{
+    constexpr int N = PER_16<S>;
+    const int64_t rows = a->batch * a->heads * a->queries;
+    const S *dout = (const S *)a->dout, *out = (const S *)a->out;
+    if (a->vdim % N == 0 && fits<N>(dout, out))
+        GPU_LAUNCH((row_dots<S, N>), blocks(rows, BLOCK), BLOCK, 0, dti_gpu_stream(), rows, a->vdim,
+                   dout, out, delta);
+    else
+        GPU_LAUNCH((row_dots<S, 1>), blocks(rows, BLOCK), BLOCK, 0, dti_gpu_stream(), rows, a->vdim,
+                   dout, out, delta);
+}
+} // namespace
+
+void dti_cuda_attention(const dt_attention_args *a)
+{
+    if (a->batch == 0 || a->heads == 0 || a->queries == 0)
+        return;
+    if (gpu::attention_fits_mma(a))
+        gpu::attention_mma(a);
+    else
+        gpu::attention_plain(a);
+}
+
+void dti_cuda_attention_backward(const dt_attention_args *a)
+{
+    void *delta = nullptr;
+    const int64_t rows = a->batch * a->heads * a->queries;
+    if (a->batch == 0)
+        return;
+    if (rows > 0) {
+        delta = dti_gpu_scratch((size_t)rows * (a->dtype == DT_F64 ? 8 : 4));
+        gpu::for_float(a->dtype, [&](auto t) {
+            using S = typename decltype(t)::storage;
+            make_delta<S>(a, (gpu::real<S> *)delta);
+        });
+    }
+    if (gpu::attention_fits_mma(a))
+        gpu::attention_mma_backward(a, delta);
+    else
+        gpu::attention_plain_backward(a, delta);
+}

@@ -1,0 +1,235 @@
+/* tests/gpu/test_attention.c - attention on the device against the cpu's, forward and backward: by
+ * positions and documents in any order, heads that share keys, sizes that fill no tile or are 0. */
+#include "tests/gpu/gpu_test.h"
+
+#include "array/array_internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* HIDDEN: positions that leave queries without keys and keys without queries; FAR: so many tiles
+ * that they are not looked at in one go. */
+enum { CAUSAL = 1, SHUFFLED = 2, BATCHED = 4, DOCUMENTS = 8, HIDDEN = 16, FAR = 32 };
+enum { MANY = 1024 * 64 + 100 };
+
+typedef struct kase {
+    int batch, heads, kv_heads, queries, keys, dim, vdim, group, head_lo, kv_lo, flags;
+} kase;
+
+/* Positions, or documents, of token i of n. */
+static int32_t mark(const kase *c, int n, int i, bool queries, bool documents)
+{
+    if (documents)
+        return i / 50;
+    if (c->flags & FAR) { /* the first and the last of many meet the few others, at 3 */
+        const bool outer = i < 70 || i >= n - 70;
+        return n < 140 ? 3 : outer == queries ? 5 : 1;
+    }
+    return (c->flags & HIDDEN && !queries ? n / 3 : 0) + i;
+}
+
+/* [n], or for each sample. */
+static gpu_pair marks(const kase *c, int n, bool queries, bool documents, uint32_t *state)
+{
+    const int rows = c->flags & BATCHED ? c->batch : 1;
+    int32_t *x = calloc((size_t)(rows * n + 1), sizeof *x);
+    for (int i = 0; i < rows * n; i++)
+        x[i] = mark(c, n, i % n, queries, documents);
+    for (int i = 0; c->flags & SHUFFLED && i < rows * n; i++) {
+        *state = *state * 1664525u + 1013904223u;
+        const int j = i / n * n + (int)((*state >> 8) % (uint32_t)n);
+        const int32_t other = x[j];
+        x[j] = x[i];
+        x[i] = other;
+    }
+    const gpu_pair p = gpu_values(DT_I32, rows * n, x);
+    free(x);
+    return p;
+}
+
+/* All arrays of a case, and its arguments for the cpu and for the device. */
+typedef struct job {
+    const kase *c;
+    gpu_pair q, k, v, dout, out, lse, dq, dk, dv;
+    dt_attention_args cpu, gpu;
+} job;
+
+static void add_marks(job *j)
+{
+    const kase *c = j->c;
+    const bool batched = c->flags & BATCHED;
+    uint32_t state = 7;
+    const gpu_pair q_pos = marks(c, c->queries, true, false, &state),
+                   k_pos = marks(c, c->keys, false, false, &state),
+                   q_doc = marks(c, c->queries, true, true, &state),
+                   k_doc = marks(c, c->keys, false, true, &state);
+    for (int side = 0; side < 2; side++) {
+        dt_attention_args *a = side ? &j->gpu : &j->cpu;
+        a->causal = c->flags & CAUSAL;
+        a->q_pos = side ? q_pos.gpu : q_pos.cpu;
+        a->k_pos = side ? k_pos.gpu : k_pos.cpu;
+        a->q_pos_batched = a->k_pos_batched = batched;
+        if (c->flags & DOCUMENTS) {
+            a->q_doc = side ? q_doc.gpu : q_doc.cpu;
+            a->k_doc = side ? k_doc.gpu : k_doc.cpu;
+            a->q_doc_batched = a->k_doc_batched = batched;
+        }
+    }
+}
+
+static job make(dt_dtype dtype, const kase *c)
+{
+    const int64_t nq = c->batch * c->heads * c->queries, nk = c->batch * c->kv_heads * c->keys;
+    job j = {.c = c,
+             .q = gpu_random(dtype, nq * c->dim, -1, 1),
+             .k = gpu_random(dtype, nk * c->dim, -1, 1),
+             .v = gpu_random(dtype, nk * c->vdim, -1, 1),
+             .out = gpu_output(dtype, nq * c->vdim),
+             .lse = gpu_output(dtype == DT_F64 ? DT_F64 : DT_F32, nq)};
+    j.cpu = (dt_attention_args){.dtype = j.q.wide,
+                                .batch = c->batch,
+                                .heads = c->heads,
+                                .kv_heads = c->kv_heads,
+                                .queries = c->queries,
+                                .keys = c->keys,
+                                .dim = c->dim,
+                                .vdim = c->vdim,
+                                .group = c->group,
+                                .head_lo = c->head_lo,
+                                .kv_lo = c->kv_lo,
+                                .scale = 2 / sqrt(c->dim + 1.0)};
+    j.gpu = j.cpu;
+    j.gpu.dtype = dtype;
+    add_marks(&j);
+    j.cpu.q = j.q.cpu;
+    j.cpu.k = j.k.cpu;
+    j.cpu.v = j.v.cpu;
+    j.cpu.out = j.out.cpu;
+    j.cpu.lse = j.lse.cpu;
+    j.gpu.q = j.q.gpu;
+    j.gpu.k = j.k.gpu;
+    j.gpu.v = j.v.gpu;
+    j.gpu.out = j.out.gpu;
+    j.gpu.lse = j.lse.gpu;
+    return j;
+}
+
+/* For backward: what forward gave on the cpu, rounded, on both sides. */
+static gpu_pair given(const gpu_pair *x)
+{
+    void *rounded = malloc((size_t)x->n * dt_dtype_size(x->dtype) + 1);
+    dti_cast(x->dtype, rounded, x->wide, x->cpu, x->n);
+    const gpu_pair y = gpu_values(x->dtype, x->n, rounded);
+    free(rounded);
+    return y;
+}
+
+/* The gradients named by `wanted`, bits 0 to 2, for q, k and v. */
+static void make_backward(job *j, int wanted)
+{
+    const dt_dtype dtype = j->gpu.dtype;
+    j->dout = gpu_random(dtype, j->out.n, -1, 1);
+    j->out = given(&j->out);
+    j->lse = given(&j->lse);
+    j->dq = gpu_output(dtype, j->q.n);
+    j->dk = gpu_output(dtype, j->k.n);
+    j->dv = gpu_output(dtype, j->v.n);
+    for (int side = 0; side < 2; side++) {
+        dt_attention_args *a = side ? &j->gpu : &j->cpu;
+        a->dout = side ? j->dout.gpu : j->dout.cpu;
+        a->out = side ? j->out.gpu : j->out.cpu;
+        a->lse = side ? j->lse.gpu : j->lse.cpu;
+        a->dq = !(wanted & 1) ? NULL : side ? j->dq.gpu : j->dq.cpu;
+        a->dk = !(wanted & 2) ? NULL : side ? j->dk.gpu : j->dk.cpu;
+        a->dv = !(wanted & 4) ? NULL : side ? j->dv.gpu : j->dv.cpu;
+    }
+}
+
+static double largest(const gpu_pair *x)
+{
+    double most = 0;
+    for (int64_t i = 0; i < x->n; i++) {
+        const double y = x->wide == DT_F64 ? ((double *)x->cpu)[i] : (double)((float *)x->cpu)[i];
+        most = fmax(most, fabs(y));
+    }
+    return most;
+}
+
+/* What 16 bits round on the way, exponentials and their gradients, are terms of sums that are as
+ * large as the largest element. */
+static void check(dt_dtype dtype, const kase *c, int number, int wanted)
+{
+    const dt_nn_kernels *cpu = dt_nn_kernels_of(DT_CPU), *gpu = dt_nn_kernels_of(DT_CUDA);
+    job j = make(dtype, c);
+    cpu->attention(&j.cpu);
+    gpu->attention(&j.gpu);
+    gpu_same(&j.out, largest(&j.v), "out of case %d", number);
+    gpu_same(&j.lse, 0, "lse of case %d of %s", number, dt_dtype_name(dtype));
+    make_backward(&j, wanted);
+    cpu->attention_backward(&j.cpu);
+    gpu->attention_backward(&j.gpu);
+    const gpu_pair *d[] = {&j.dq, &j.dk, &j.dv};
+    for (int i = 0; i < 3; i++)
+        if (wanted >> i & 1)
+            gpu_same(d[i], largest(d[i]), "d%c of case %d, %d wanted", "qkv"[i], number, wanted);
+}
+
+static const kase cases[] = {
+    /* batch, heads, kv, queries, keys, dim, vdim, group, head_lo, kv_lo */
+    {2, 4, 2, 70, 90, 16, 24, 2, 0, 0, CAUSAL},
+    {1, 2, 2, 150, 150, 64, 64, 1, 0, 0, CAUSAL},
+    {2, 2, 1, 40, 67, 5, 7, 2, 0, 0, 0},
+    {2, 2, 2, 130, 200, 24, 16, 1, 0, 0, CAUSAL | SHUFFLED | BATCHED | HIDDEN},
+    {2, 2, 1, 140, 141, 40, 72, 2, 0, 0, CAUSAL | BATCHED | DOCUMENTS},
+    {2, 1, 1, 70, 130, 72, 128, 1, 0, 0, SHUFFLED | DOCUMENTS},
+    {1, 3, 2, 65, 64, 8, 8, 2, 2, 1, CAUSAL | HIDDEN},
+    {1, 1, 2, 20, 33, 8, 8, 3, 7, 1, CAUSAL},
+    {1, 2, 2, 65, 70, 150, 40, 1, 0, 0, CAUSAL},
+    {1, 1, 1, 33, 130, 136, 256, 1, 0, 0, CAUSAL},
+    {1, 1, 1, 20, 30, 264, 272, 1, 0, 0, 0},
+    {1, 1, 1, 1, 300, 64, 128, 1, 0, 0, 0},
+    {1, 1, 1, 3, MANY, 8, 8, 1, 0, 0, CAUSAL | FAR},
+    {1, 2, 1, MANY, 3, 8, 8, 2, 0, 0, CAUSAL | FAR},
+    {0, 2, 2, 4, 4, 8, 8, 1, 0, 0, CAUSAL},
+    {2, 0, 2, 4, 5, 8, 8, 1, 0, 0, CAUSAL},
+    {2, 2, 2, 0, 5, 8, 8, 1, 0, 0, CAUSAL},
+    {2, 2, 2, 6, 0, 8, 8, 1, 0, 0, CAUSAL},
+    {2, 2, 2, 5, 7, 8, 0, 1, 0, 0, CAUSAL},
+    {2, 2, 2, 5, 7, 0, 8, 1, 0, 0, CAUSAL},
+};
+
+START_TEST(test_cases)
+{
+    const int number = _i % DT_COUNT(cases), order = _i / DT_COUNT(cases);
+    for (int d = 0; d < (order == 0 ? GPU_FLOATS : 2); d++) {
+        gpu_begin(order);
+        check(gpu_float[d], &cases[number], number, 7);
+        gpu_end();
+    }
+}
+END_TEST
+
+/* Some gradients only; addresses that allow no accesses of 16 bytes. */
+START_TEST(test_wanted)
+{
+    for (int wanted = 0; wanted < 7; wanted++) {
+        gpu_begin(_i);
+        check(DT_BF16, &cases[4], 100 + wanted, wanted);
+        gpu_shift(wanted % 2);
+        check(DT_F32, &cases[4], 100 + wanted, wanted);
+        check(DT_BF16, &cases[4], 200 + wanted, wanted);
+        gpu_end();
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("gpu_attention");
+    TCase *tc = tcase_create("gpu_attention");
+    tcase_set_timeout(tc, 110);
+    suite_add_tcase(suite, tc);
+    tcase_add_loop_test(tc, test_cases, 0, GPU_ORDERS * DT_COUNT(cases));
+    tcase_add_loop_test(tc, test_wanted, 0, GPU_ORDERS);
+    return gpu_main(suite);
+}
