@@ -162,6 +162,7 @@ static dt_status parse_tensors(dt_safetensors *st, int index, const json_t *head
     const int64_t first = st->count;
     const char *name;
     json_t *value;
+    DT_TRY(dt_grow((void **)&st->entry, &st->capacity, first + 1, sizeof *st->entry));
     json_object_foreach((json_t *)(uintptr_t)header, name, value)
     {
         if (strcmp(name, "__metadata__") == 0) {

@@ -169,6 +169,16 @@ START_TEST(test_long)
 }
 END_TEST
 
+START_TEST(test_no_tensors)
+{
+    dt_safetensors *st = NULL;
+    files_put(folder, "m.safetensors", "{}", "", 0);
+    ck_ok(dt_safetensors_open(path, &st));
+    ck_assert(dt_safetensors_count(st) == 0 && !dt_safetensors_find(st, "a"));
+    dt_safetensors_close(&st);
+}
+END_TEST
+
 /* Offsets past 4 GiB; nearly all of the file is a hole. */
 START_TEST(test_huge)
 {
@@ -266,6 +276,7 @@ int main(void)
     tcase_add_test(tc, test_types);
     tcase_add_test(tc, test_blocks);
     tcase_add_test(tc, test_long);
+    tcase_add_test(tc, test_no_tensors);
     tcase_add_test(tc, test_huge);
     tcase_add_test(tc, test_written);
     tcase_add_test(tc, test_write_fails);
