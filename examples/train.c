@@ -38,6 +38,7 @@ static dt_status loop(const train_config *c, train_session *s, train_report *r, 
         bool evaluated = false;
         dt_world_reset_counts(s->world);
         dt_heap_reset_peaks(dt_mesh_heap(s->mesh));
+        r->first_event = train_timeline_begin(c, s);
         DT_TRY(train_session_step(s, &result));
         DT_TRY(evaluate(c, s, r, &eval_loss, &evaluated));
         DT_TRY(train_report_step(c, s, &result, evaluated ? &eval_loss : NULL, r));
@@ -63,7 +64,7 @@ static dt_status train(dt_world *world, void *arg)
     train_saver saver = {0};
     dt_trace *trace = NULL;
     DT_TRY(train_report_check(c, world));
-    if (c->log_trace)
+    if (c->log_trace || c->log_timeline)
         DT_TRY(dt_trace_create(&trace));
     dt_world_set_trace(world, trace);
     dt_status st = train_session_create(c, world, &s);

@@ -146,6 +146,8 @@ static const dt_option table[] = {
     NUMBER("log.spike", "6",
            "tell of losses so many standard deviations above the mean of the last 128; 0: not"),
     TEXT("log.trace", NULL, "file for rank 0's trace events (Chrome trace JSON)"),
+    TEXT("log.timeline", NULL,
+         "SVG file for the last step of a pipeline: its schedule simulated and, below, measured"),
     NUMBER("log.peak_flops", "0",
            "FLOP/s of one rank's share of the machine, 0: measured; mfu = tokens/s x FLOP/token / "
            "peak, FLOP/token = 6 x (matmul parameters + layers x heads x head_dim x 2 x seq_len)"),
@@ -188,6 +190,9 @@ static dt_status check_together(const train_config *c)
     DT_REQUIRE(c->checkpoint_dir || c->checkpoint_every == 0, DT_ERR_ARG,
                "checkpoint.every=%lld needs checkpoint.dir, a folder",
                (long long)c->checkpoint_every);
+    DT_REQUIRE(!c->log_timeline || c->pp > 1, DT_ERR_ARG,
+               "log.timeline=%s draws a pipeline: it needs parallel.pp of 2 or more",
+               c->log_timeline);
     DT_REQUIRE(!c->tp_overlap || c->sp, DT_ERR_ARG,
                "parallel.tp_overlap=true needs parallel.sp=true, or make it false");
     return DT_OK;
@@ -285,6 +290,7 @@ static void fill_log(const dt_options *o, train_config *c)
     c->log_plan = dt_options_bool(o, "log.plan");
     c->log_plot = dt_options_string(o, "log.plot");
     c->log_trace = dt_options_string(o, "log.trace");
+    c->log_timeline = dt_options_string(o, "log.timeline");
     c->log_tensorboard = dt_options_string(o, "log.tensorboard");
     c->log_spike = dt_options_float(o, "log.spike");
     c->log_layers = dt_options_int(o, "log.layers");

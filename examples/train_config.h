@@ -54,7 +54,7 @@ typedef struct train_config {
     double eval_split;
     int64_t eval_every, eval_steps; /* every 0: never */
     int64_t log_every;
-    const char *log_json, *log_plot, *log_trace, *log_tensorboard; /* NULL: none */
+    const char *log_json, *log_plot, *log_trace, *log_timeline, *log_tensorboard; /* NULL: none */
     double log_spike;   /* 0: not watched */
     int64_t log_layers; /* 0: never */
     bool log_params, log_plan;

@@ -78,9 +78,9 @@ static dt_status try_all(const train_config *c)
     const struct {
         const char *key, *path;
     } file[] = {{"log.json", c->log_json},         {"log.plot", c->log_plot},
-                {"log.trace", c->log_trace},       {"model.config", c->model_config},
-                {"model.init", c->model_init}};
-    enum { WRITTEN = 3 };
+                {"log.trace", c->log_trace},       {"log.timeline", c->log_timeline},
+                {"model.config", c->model_config}, {"model.init", c->model_init}};
+    enum { WRITTEN = 4 };
     for (int i = 0; i < WRITTEN; i++)
         for (int k = i + 1; k < DT_COUNT(file); k++)
             DT_REQUIRE(!same_file(file[i].path, file[k].path), DT_ERR_ARG,
@@ -111,8 +111,10 @@ static dt_status check_data(const train_config *c, const train_session *s)
 {
     const struct {
         const char *key, *path;
-    } file[] = {
-        {"log.json", c->log_json}, {"log.plot", c->log_plot}, {"log.trace", c->log_trace}};
+    } file[] = {{"log.json", c->log_json},
+                {"log.plot", c->log_plot},
+                {"log.trace", c->log_trace},
+                {"log.timeline", c->log_timeline}};
     for (int i = 0; i < DT_COUNT(file); i++) {
         const char *path = file[i].path;
         DT_REQUIRE(!path || !(dt_dataset_has_file(s->data, path) ||
@@ -342,5 +344,7 @@ dt_status train_report_finish(const train_config *c, train_session *s, train_rep
     if (st == DT_OK && r->writes && c->log_trace)
         st = dt_trace_write(dt_world_trace(s->world), 0, c->log_trace);
     DT_TRY(dt_world_agree_sync(s->world, st));
+    if (c->log_timeline && r->points > 0)
+        DT_TRY(train_timeline_draw(c, s, r->first_event));
     return DT_OK;
 }

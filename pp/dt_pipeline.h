@@ -112,3 +112,13 @@ int dt_pipeline_peak_received(const dt_pipeline *p);
 /* What this rank does in a run. With a trace each action is a span "pp", and after it a moment
  * "pp live": its name how many tapes live, its bytes those of activations. */
 const dt_pp_row *dt_pipeline_row(const dt_pipeline *p);
+/* The schedule that is run, lowered; borrowed. */
+const dt_pp_schedule *dt_pipeline_schedule(const dt_pipeline *p);
+/* dt_pipeline_measure_sync - dt_pp_measure of a run with gradients, from the traces of the ranks of
+ * a line, threads or processes.
+ *   in   trace, from   this rank's, and its first event that is of this run
+ *   out  timeline_out  of dt_pipeline_schedule(p), on every rank of the line
+ * Times are those of a machine's clock; on several machines rows are shifted by what their clocks
+ * differ. Collective: the axis.   Blocks: yes. */
+DT_NODISCARD dt_status dt_pipeline_measure_sync(const dt_pipeline *p, const dt_trace *trace,
+                                                int64_t from, dt_pp_timeline **timeline_out);

@@ -128,6 +128,10 @@ DT_NODISCARD dt_status dt_pp_simulate(const dt_pp_schedule *schedule, const dt_p
 DT_NODISCARD dt_status dt_pp_measure(const dt_pp_schedule *schedule, const dt_trace *const *traces,
                                      dt_pp_timeline **timeline_out);
 void dt_pp_timeline_destroy(dt_pp_timeline **timeline);
+/* dt_pp_mean_costs - what to simulate beside a measured run: the mean time of each kind of action,
+ * and of each stage (its factor; `stage` has room for all of them, costs_out->stage is it). */
+void dt_pp_mean_costs(const dt_pp_schedule *schedule, const dt_pp_timeline *measured, double *stage,
+                      dt_pp_costs *costs_out);
 /* Part of all ranks' time that is idle, 0 to 1. */
 double dt_pp_idle(const dt_pp_timeline *timeline);
 

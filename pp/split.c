@@ -323,3 +323,8 @@ const dt_pp_row *dt_pipeline_row(const dt_pipeline *p)
 {
     return &p->lowered->row[p->rank];
 }
+
+const dt_pp_schedule *dt_pipeline_schedule(const dt_pipeline *p)
+{
+    return p->lowered;
+}

@@ -110,6 +110,32 @@ static dt_status check_events(const dt_trace *trace, const forecast *f, int64_t 
     return DT_OK;
 }
 
+/* Every rank gets all rows' times: a rank's actions one after the other, a stage's F after the
+ * stage before's, the live ones as simulated. */
+static dt_status check_timeline(const forecast *f, const pipe *p, const dt_trace *trace)
+{
+    dt_pp_timeline *t = NULL;
+    double done[MOST_STAGES] = {0};
+    DT_TRY(dt_pipeline_measure_sync(p->pipe, trace, 0, &t));
+    const dt_pp_schedule *s = dt_pipeline_schedule(p->pipe);
+    for (int r = 0; r < s->nranks; r++) {
+        const dt_pp_lane *lane = &t->lane[r];
+        TEST_THAT(lane->peak_live == f->time->lane[r].peak_live && lane->busy > 0, "rank %d", r);
+        for (int64_t i = 0; i < s->row[r].count; i++) {
+            const dt_pp_action a = s->row[r].action[i];
+            TEST_THAT(lane->end[i] >= lane->start[i] && (!i || lane->start[i] >= lane->end[i - 1]),
+                      "rank %d, action %lld", r, (long long)i);
+            if (a.kind == DT_PP_F && a.microbatch == 0)
+                done[a.stage] = lane->end[i];
+        }
+    }
+    for (int i = 1; i < s->nstages; i++)
+        TEST_THAT(done[i] > done[i - 1], "stage %d is done at %g, the one before at %g", i, done[i],
+                  done[i - 1]);
+    dt_pp_timeline_destroy(&t);
+    return DT_OK;
+}
+
 static dt_status order_body(dt_world *world, void *arg)
 {
     pipe p;
@@ -127,6 +153,7 @@ static dt_status order_body(dt_world *world, void *arg)
     TEST_THAT(bytes != NULL, "no memory");
     DT_TRY(check_events(trace, &f, bytes));
     DT_TRY(check_bytes(&f, bytes));
+    DT_TRY(check_timeline(&f, &p, trace));
     TEST_THAT(dt_pipeline_peak_live(p.pipe) == f.lane->peak_live, "peak of tapes");
     TEST_THAT(dt_pipeline_peak_received(p.pipe) == f.lane->peak_received &&
                   f.lane->peak_received > 0,

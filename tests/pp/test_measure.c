@@ -93,12 +93,36 @@ START_TEST(idle_part)
 }
 END_TEST
 
+/* Rank 0: F of stages 0 and 2 take 1 and 3; rank 1: of stages 1 and 3 2 and 2; every B takes twice
+ * that. Simulated with their means, each stage takes its own time again. */
+START_TEST(means)
+{
+    const double factor[4] = {1, 2, 3, 2};
+    double stage[4];
+    dt_pp_schedule *s = NULL;
+    dt_pp_timeline *t = NULL, *again = NULL;
+    dt_pp_costs costs;
+    ck_ok(dt_pp_schedule_create("interleaved", 2, 4, 2, &s));
+    ck_ok(dt_pp_simulate(s, &(dt_pp_costs){.f = 1, .b = 2, .stage = factor}, &t));
+    dt_pp_mean_costs(s, t, stage, &costs);
+    ck_assert(costs.f == 2 && costs.b == 4 && costs.i == 0 && costs.w == 0);
+    for (int i = 0; i < 4; i++)
+        ck_assert(costs.stage[i] == factor[i] / 2);
+    ck_ok(dt_pp_simulate(s, &costs, &again));
+    ck_assert(again->makespan == t->makespan);
+    dt_pp_timeline_destroy(&again);
+    dt_pp_timeline_destroy(&t);
+    dt_pp_schedule_destroy(&s);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("pp measure");
     TCase *tests = tcase_create("measure");
     tcase_add_test(tests, from_the_first_op_to_the_end);
     tcase_add_test(tests, idle_part);
+    tcase_add_test(tests, means);
     suite_add_tcase(suite, tests);
     return test_main(suite);
 }

@@ -42,7 +42,8 @@ for key in ["model.config", "model.init", "data.path", "data.labels", "data.form
             "parallel.schedule", "parallel.split", "parallel.stages_per_rank", "parallel.reshard_after_forward", "dtype.param", "dtype.reduce",
             "recompute", "checkpoint.dir", "checkpoint.every", "checkpoint.keep", "checkpoint.resume", "checkpoint.step", "checkpoint.exclude",
             "checkpoint.async", "checkpoint.dtype", "checkpoint.model_only", "checkpoint.file_bytes", "checkpoint.staging_bytes", "eval.every",
-            "eval.steps", "device", "ranks", "log.every", "log.json", "log.params", "log.trace"]:
+            "eval.steps", "device", "ranks", "log.every", "log.json", "log.params", "log.trace",
+            "log.timeline"]:
     suite.check(re.search(r"^  --%s[=\[]" % re.escape(key), out, re.M) is not None, "--help lists " + key)
 status, out, err = run([TRAIN, "--print-config"] + BASE + ["--train.steps", "7", "--log.params"])
 suite.equal((status, err), (0, ""), "--print-config")
@@ -94,6 +95,23 @@ for ranks, keys in [(2, ["tp=2"]), (2, ["tp=2", "sp"]), (2, ["tp=2", "sp", "tp_o
     suite.equal((told, told), tuple(values(log, "comm_bytes")), "bytes of %s" % keys)
 log, out = train(BASE + ["--train.steps=1", "--train.micro_batch=2", "--log.plan", "--parallel.pp=2", "--ranks=2"])
 suite.check(re.search(r"^stage 0, on rank 0\n(.*\n)*stage 1, on rank 1\n(.*\n)*lm_head ", out, re.M), "a plan of stages")
+
+# ---- log.timeline: the last step, simulated above measured; F, I and W of 4 stages and 3 microbatches are boxes ----
+SVG = "{http://www.w3.org/2000/svg}"
+picture = suite.path("timeline.svg")
+for way, ranks in [("threads", 2)] + ([("mpi", 2)] if HAS_MPI else []):
+    log, out = train(BASE + ["--train.steps=2", "--train.micro_batch=2", "--parallel.pp=2", "--parallel.schedule=zb-h1",
+                             "--parallel.split=1,1", "--log.timeline=" + picture], way, ranks)
+    told = re.findall(r"^pipeline: zb-h1, 2 ranks, 3 microbatches, (\w+): [\d.e+]+ ms, idle ([\d.]+) %$", out, re.M)
+    suite.equal([name for name, idle in told], ["simulated", "measured"], "lines of log.timeline, " + way)
+    suite.check(all(0 < float(idle) < 100 for name, idle in told), "idle: %r" % told)
+    root = xml.etree.ElementTree.parse(picture).getroot()
+    suite.equal(len(list(root.iter(SVG + "rect"))), 2 * 2 * 3 * 3, "boxes of the timeline, " + way)
+    os.remove(picture)
+status, out, err = run([TRAIN] + BASE + ["--log.timeline=" + picture])
+suite.check(status != 0 and "needs parallel.pp of 2 or more" in err, "log.timeline without a pipeline: %s" % err)
+status, out, err = run([TRAIN] + BASE + ["--ranks=2", "--parallel.pp=2", "--train.micro_batch=2", "--log.timeline=" + text])
+suite.check(status != 0 and "is a file of the data, which it would overwrite" in err, "log.timeline over the data: %s" % err)
 
 # ---- the saved model ----
 suite.equal(sorted(os.listdir(suite.path("model"))), ["config.json", "model.safetensors"], "model.save")
