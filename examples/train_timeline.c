@@ -1,6 +1,6 @@
-/* examples/train_timeline.c - a picture of the last step of a pipelined run: when each action really
- * ran, and above it what the simulator says for actions that take as long as these did in the mean.
- * Read first: pp/dt_schedule.h. */
+/* examples/train_timeline.c - a picture of the last step of a pipelined run: when each action
+ * really ran, and above it what the simulator says for actions that take as long as these did in
+ * the mean. Read first: pp/dt_schedule.h. */
 #include "examples/train_report.h"
 
 #include <errno.h>
