@@ -18,7 +18,8 @@ for block in blocks:
         stale += 1
 told = dict(re.findall(r"^\| `([a-z]+\.[a-z_]+)` \| (\S+)", text, re.M))
 help_text = subprocess.run([train, "--help"], capture_output=True, text=True, check=True).stdout
-keys = {k: (h, d) for k, h, d in re.findall(r"^  --([a-z]+\.[a-z_]+)[=\[]\S* *(.*) \[(.*)\]$", help_text, re.M)}
+keys = {k: (h, d or "none")
+        for k, h, d in re.findall(r"^  --([a-z]+\.[a-z_]+)[=\[]\S* *(.*?)(?: \[(.*)\])?$", help_text, re.M)}
 for key, (h, default) in keys.items():
     other = re.search(r"with pp, where not given: (\w+)", h)
     keys[key] = (h, other.group(1) if other else default)
