@@ -45,3 +45,5 @@ void dti_cuda_memory_destroy(void *base);
 int dti_cuda_device_count(void);
 dt_status dti_cuda_status(void);
 void *dti_cuda_stream(void);
+void *dti_cuda_set_stream(void *stream);
+void dti_cuda_set_watch(dt_heap_watch watch, void *arg);

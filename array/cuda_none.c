@@ -57,3 +57,15 @@ void *dti_cuda_stream(void)
 {
     return NULL;
 }
+
+void *dti_cuda_set_stream(void *stream)
+{
+    (void)stream;
+    return NULL;
+}
+
+void dti_cuda_set_watch(dt_heap_watch watch, void *arg)
+{
+    (void)watch;
+    (void)arg;
+}

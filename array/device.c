@@ -21,6 +21,17 @@ void *dt_heap_stream(const dt_heap *heap)
     return dt_heap_device(heap).kind == DT_CUDA ? dti_cuda_stream() : NULL;
 }
 
+void *dt_heap_set_stream(dt_heap *heap, void *stream)
+{
+    return dt_heap_device(heap).kind == DT_CUDA ? dti_cuda_set_stream(stream) : NULL;
+}
+
+void dt_heap_set_watch(dt_heap *heap, dt_heap_watch watch, void *arg)
+{
+    if (dt_heap_device(heap).kind == DT_CUDA)
+        dti_cuda_set_watch(watch, arg);
+}
+
 const dti_cuda_arrays *dti_elsewhere(const dt_array *a)
 {
     const bool cuda =

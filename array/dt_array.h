@@ -61,8 +61,14 @@ int dt_device_count(dt_device_kind kind);
 /* cuda: the first error of what this thread asked of its device, which stays broken; on others
  * always DT_OK. Ops ask it; kernels have nothing to return it by. */
 dt_status dt_heap_status(const dt_heap *heap);
-/* cuda: the cudaStream_t that this thread's kernels run on; else NULL. */
+/* cuda: the cudaStream_t that this thread's kernels run on; else NULL. Another one: gives the old
+ * one back. Only whole-array operations may run there, and ops not at all. */
 void *dt_heap_stream(const dt_heap *heap);
+void *dt_heap_set_stream(dt_heap *heap, void *stream);
+/* cuda: asked again and again while the host waits for the device; a failure ends the wait and is the
+ * device's from then on. */
+typedef dt_status (*dt_heap_watch)(void *arg, double waited_s);
+void dt_heap_set_watch(dt_heap *heap, dt_heap_watch watch, void *arg);
 dt_heap_stats dt_heap_get_stats(const dt_heap *heap);
 void dt_heap_reset_peaks(dt_heap *heap);
 /* For comm/shm.c: the file that backs the heap (-1: none), where it is mapped, a number peers

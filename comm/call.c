@@ -3,7 +3,7 @@
  *
  * Each check uses values that are the same on all ranks or each rank's own part of one agreed
  * shape, so that a wrong call fails on every rank alike. Read next: plan.c. */
-#include "comm/comm_internal.h"
+#include "comm/nccl_internal.h"
 
 #include <stdlib.h>
 
@@ -165,9 +165,12 @@ static dt_status call(dt_comm *comm, const dti_call_options *o, int n, const dt_
         *work_out = NULL;
         return DT_OK;
     }
-    if (o->kind != DT_CALL_BARRIER && kind_of(part) == DT_CUDA)
-        return dti_call_staged(comm, o, n, part, work_out);
-    return dti_call(comm, o, n, part, work_out);
+    if (o->kind == DT_CALL_BARRIER || kind_of(part) != DT_CUDA)
+        return dti_call(comm, o, n, part, work_out);
+    bool nccl;
+    DT_TRY(dti_nccl_takes(comm, part->in ? part->in : part->out, o->kind, &nccl));
+    return nccl ? dti_nccl_call(comm, o, n, part, work_out)
+                : dti_call_staged(comm, o, n, part, work_out);
 }
 
 dt_status dt_all_gather(dt_comm *comm, int n, const dt_part *part, const char *label,

@@ -1,6 +1,6 @@
 /* comm/comm.c - communicators: ordered ranks and a channel, interned by their world.
  * Read next: call.c. */
-#include "comm/comm_internal.h"
+#include "comm/nccl_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -114,6 +114,7 @@ void dti_comm_free(dt_comm *comm)
     while (*link != comm)
         link = &(*link)->next;
     *link = comm->next;
+    dti_nccl_close(comm);
     if (comm->size > 1 && comm->rank >= 0)
         comm->ops->comm_close(comm);
     free(comm->ranks);

@@ -2,6 +2,7 @@
  *
  *   call.c      checks the arguments                                                host thread
  *   staged.c    arrays on cuda: copies them to the host and back                    host thread
+ *   nccl.c      arrays on cuda: from device to device, beside all that follows      host thread
  *   plan.c      builds a dt_work: which bytes go to whom                            host thread
  *   record.c    counts it, keeps it in the ring, prints DT_EXPLAIN's line           host thread
  *   lane.c      queues it on its channel's lane; runs it in order                   host or worker
@@ -112,6 +113,7 @@ struct dt_work {
     dti_exchange compare;       /* n 0 unless DT_CHECK=collective */
     dti_record *record;
     dt_array staging;
+    void *event;     /* nccl.c: cudaEvent_t, when it is done; NULL: not NCCL's */
     dt_array *home;  /* staged.c: where each part's `out` is copied by the wait; NULL: nowhere */
     char *host_copy; /* bytes of no array: a _sync call's values, a barrier's tokens */
     dt_array host_memory;
@@ -171,7 +173,9 @@ struct dt_comm {
     int64_t collectives, messages; /* issued so far */
     dt_counts counts;
     struct dti_room *room; /* where its members, or those of one machine, share memory */
-    void *data;            /* the backend's */
+    struct dti_nccl *nccl; /* for arrays on cuda; NULL: none */
+    bool asked_nccl;
+    void *data; /* the backend's */
     bool *sends_to,
         *hears_from; /* hier.c: members on other machines, of whom this one is partner */
     dt_comm *next;

@@ -148,7 +148,7 @@ dt_status dti_plan_work(dt_work *w, const dti_call_options *o, const dt_part *pa
     }
     if (w->kind == DT_CALL_BARRIER && !w->comm->ops->collective)
         DT_TRY(plan_barrier(w));
-    if (w->source && !w->comm->ops->lends)
+    if (w->source && w->first.n > 0 && !w->comm->ops->lends)
         DT_TRY(plan_staging(w));
     w->trace = world->trace;
     w->delay_s = world->delay_mask >> w->kind & 1 ? world->delay_s : 0;

@@ -121,7 +121,7 @@ dt_status dti_switches_read(dt_world *world)
         DT_TRY(check_names("DT_CHECK", checks, "collective,replicas"));
     if (faults)
         DT_TRY(check_names("DT_FAULT", faults,
-                           "skip_reduce,swap_shards,drop_wait,slow_comm,unshared,alloc,"
+                           "skip_reduce,swap_shards,drop_wait,drop_event,slow_comm,unshared,alloc,"
                            "checkpoint_kill,checkpoint_full"));
     world->explain = explain && (strcmp(explain, "all") == 0 ||
                                  (speaks && explain[0] && strcmp(explain, "0") != 0));

@@ -1,6 +1,6 @@
 /* comm/work.c - the life of one call: its memory, and the wait that ends it. Host thread only.
  * Read next: lane.c. */
-#include "comm/comm_internal.h"
+#include "comm/nccl_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -116,6 +116,7 @@ void dti_work_free(dt_work *w)
     }
     dt_array_release(&w->staging);
     dti_forget_home(w);
+    dti_nccl_forget(w);
     give(&w->host_memory, w->host_copy);
     free(w->scratch);
     dt_array memory = w->memory;
@@ -126,7 +127,7 @@ void dti_work_free(dt_work *w)
 
 bool dt_work_done(dt_work *work)
 {
-    return !work || dti_lane_done(work);
+    return !work || (work->event ? dti_nccl_done(work) : dti_lane_done(work));
 }
 
 dt_status dt_work_wait(dt_work **work)
@@ -136,7 +137,10 @@ dt_status dt_work_wait(dt_work **work)
         return DT_OK;
     *work = NULL;
     dti_event(w, "wait", DT_TRACE_BEGIN, 0);
-    dti_lane_wait(w);
+    if (w->event)
+        w->status = dti_nccl_wait(w);
+    else
+        dti_lane_wait(w);
     dti_event(w, "wait", DT_TRACE_END, 0);
     const dt_status st = w->status;
     if (st == DT_OK) {

@@ -2,6 +2,7 @@
 #include "tests/harness.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,6 +59,48 @@ void test_ranks(int nranks, dt_rank_body body, void *arg)
     test_ranks_with(nranks, NULL, body, arg);
 }
 
+dt_device_kind test_device_kind(void)
+{
+    const char *text = getenv("DT_DEVICE");
+    return text && strcmp(text, "cuda") == 0 ? DT_CUDA : DT_CPU;
+}
+
+dt_device test_device(dt_world *world)
+{
+    dt_device device;
+    const dt_status st = dt_world_device(world, test_device_kind(), &device);
+    if (st != DT_OK)
+        dt_die(st, __FILE__, __LINE__);
+    return device;
+}
+
+/* Copies made by test_look, all threads together. */
+static pthread_mutex_t copies_lock = PTHREAD_MUTEX_INITIALIZER;
+static void **copies;
+static int64_t ncopies, copies_capacity;
+
+const void *test_look(const dt_array *a)
+{
+    void *copy;
+    const void *data = dt_array_look(a, &copy);
+    if (!copy)
+        return data;
+    pthread_mutex_lock(&copies_lock);
+    if (dt_grow((void **)&copies, &copies_capacity, ncopies + 1, sizeof *copies) == DT_OK)
+        copies[ncopies++] = copy;
+    pthread_mutex_unlock(&copies_lock);
+    return data;
+}
+
+static void free_copies(void)
+{
+    while (ncopies > 0)
+        free(copies[--ncopies]);
+    free(copies);
+    copies = NULL;
+    copies_capacity = 0;
+}
+
 int test_main(Suite *suite)
 {
     SRunner *runner = srunner_create(suite);
@@ -67,6 +110,7 @@ int test_main(Suite *suite)
     const bool idle = getenv("DT_TEST_LAUNCHED") && bodies == 0;
     srunner_free(runner);
     dt_world_destroy(&launched);
+    free_copies();
     if (idle)
         (void)fprintf(stderr, "no test is for so many ranks\n");
     return failed == 0 && !idle ? EXIT_SUCCESS : EXIT_FAILURE;

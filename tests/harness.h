@@ -11,10 +11,10 @@
 #include <check.h>
 
 /* Inside a rank body: fail the test with a message; the condition and printf-like details. */
-#define TEST_THAT(cond, ...)                                                             \
-    do {                                                                                 \
-        if (!(cond))                                                                     \
-            return test_untrue(__FILE__, __LINE__, __func__, #cond, __VA_ARGS__);        \
+#define TEST_THAT(cond, ...)                                                      \
+    do {                                                                          \
+        if (!(cond))                                                              \
+            return test_untrue(__FILE__, __LINE__, __func__, #cond, __VA_ARGS__); \
     } while (0)
 DT_PRINTF(5, 6)
 dt_status test_untrue(const char *file, int line, const char *func, const char *cond,
@@ -30,6 +30,14 @@ dt_status test_expect(dt_status got, dt_status want, const char *text, const cha
  * bodies for another number of ranks are skipped. */
 void test_ranks(int nranks, dt_rank_body body, void *arg);
 void test_ranks_with(int nranks, const dt_world_options *options, dt_rank_body body, void *arg);
+
+/* Where tests run: DT_DEVICE=cuda (this rank's device), else the cpu. */
+dt_device_kind test_device_kind(void);
+dt_device test_device(dt_world *world);
+
+/* An array's elements, to be read: on the cpu its own, on cuda a copy that lives until test_main
+ * returns. */
+const void *test_look(const dt_array *a);
 
 /* Outside of ranks: assert that a call returns DT_OK, with the trace. */
 #define ck_ok(call) ck_assert_msg((call) == DT_OK, "%s\n%s", #call, dt_error_trace())

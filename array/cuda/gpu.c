@@ -6,17 +6,21 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
-enum { SCRATCH_MIN = 1 << 20, ERROR_BYTES = 256 };
+enum { SCRATCH_MIN = 1 << 20, ERROR_BYTES = 512 };
 
 typedef struct context {
     int device, heaps;
-    cudaStream_t compute;
+    cudaStream_t compute, current; /* current: where kernels go */
+    dt_heap_watch watch;
+    void *watch_arg;
     void *scratch;
     size_t scratch_bytes;
     dti_gpu_kept products;
     dti_gpu_counts counts;
     cudaError_t error;
+    bool watched; /* the watch has failed: `what` is why */
     char what[ERROR_BYTES];
 } context;
 
@@ -24,7 +28,7 @@ static _Thread_local context *mine;
 
 cudaStream_t dti_gpu_stream(void)
 {
-    return mine->compute;
+    return mine->current;
 }
 
 bool dti_gpu_ok(cudaError_t error, const char *what, const char *file, int line)
@@ -47,11 +51,26 @@ int dti_cuda_device_count(void)
 
 void *dti_cuda_stream(void)
 {
-    return mine->compute;
+    return mine->current;
+}
+
+void *dti_cuda_set_stream(void *stream)
+{
+    void *before = mine->current;
+    mine->current = stream;
+    return before;
+}
+
+void dti_cuda_set_watch(dt_heap_watch watch, void *arg)
+{
+    mine->watch = watch;
+    mine->watch_arg = arg;
 }
 
 dt_status dti_cuda_status(void)
 {
+    if (mine && mine->watched)
+        return DT_ERROR(DT_ERR_COMM, "%s", mine->what);
     if (!mine || mine->error == cudaSuccess)
         return DT_OK;
     return DT_ERROR(DT_ERR_DEVICE, "cuda device %d failed at %s", mine->device, mine->what);
@@ -72,10 +91,38 @@ dti_gpu_kept *dti_gpu_products(void)
     return &mine->products;
 }
 
+static double now_s(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* With a watch the host looks again and again, since it may be that nobody comes. */
 void dti_gpu_sync(void)
 {
+    cudaError_t error;
+    const double since_s = now_s();
     mine->counts.waits++;
-    (void)DTI_GPU(cudaStreamSynchronize(mine->compute));
+    if (!mine->watch) {
+        (void)DTI_GPU(cudaStreamSynchronize(mine->compute));
+        return;
+    }
+    while ((error = cudaStreamQuery(mine->compute)) == cudaErrorNotReady) {
+        const double waited_s = now_s() - since_s;
+        if (mine->watched)
+            return;
+        if (waited_s < 1e-3)
+            continue;
+        if (mine->watch(mine->watch_arg, waited_s) != DT_OK) {
+            mine->watched = true;
+            (void)snprintf(mine->what, sizeof mine->what, "%s", dt_error_trace());
+            return;
+        }
+        const struct timespec nap = {.tv_nsec = 50000};
+        (void)nanosleep(&nap, NULL);
+    }
+    (void)DTI_GPU(error);
 }
 
 void *dti_gpu_scratch(size_t bytes)
@@ -128,6 +175,7 @@ static dt_status open_context(int device)
         free(c);
         return DT_ERROR(DT_ERR_DEVICE, "cuda device %d: %s", device, cudaGetErrorString(error));
     }
+    c->current = c->compute;
     mine = c;
     return DT_OK;
 }

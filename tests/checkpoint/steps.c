@@ -50,7 +50,7 @@ dt_status steps_make(dt_world *world, const steps_layout *l, dt_dtype dtype, ste
     const dt_shape file = DT_SHAPE(6);
     const char *const text[STEPS_PARAMS] = {l->grid, l->odd, l->fused};
     dt_module *a = NULL;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &axes, &m->mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &axes, &m->mesh));
     DT_TRY(dt_module_create(&kind, &m->root));
     DT_TRY(dt_module_create(&kind, &a));
     DT_TRY(dt_module_add(m->root, "a", a));
@@ -96,7 +96,7 @@ dt_status steps_each(steps_model *m, int salt, bool check, bool exact)
             while (dti_runs_next(&runs, &run))
                 for (int64_t k = 0; k < run.count; k++) {
                     const float want = value(i, which, run.whole + k, salt);
-                    float *at = (float *)dt_array_data(array[which]) + run.block + k;
+                    float *at = (float *)test_look(array[which]) + run.block + k;
                     if (!check)
                         *at = want;
                     TEST_THAT(*at == want, "%s, array %d, element %lld: %g, not %g", steps_names[i],

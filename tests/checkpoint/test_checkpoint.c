@@ -248,9 +248,9 @@ static dt_status rounded(dt_world *world, void *arg)
     for (int i = 0; i < STEPS_PARAMS; i++) {
         int n = 0;
         dt_array *use = dt_tensor_local(other.p[i]->tensor);
-        const float *master = dt_array_data(&dt_optim_states(other.optim, &n)[i].master);
+        const float *master = test_look(&dt_optim_states(other.optim, &n)[i].master);
         for (int64_t k = 0; k < dt_array_count(use); k++)
-            TEST_THAT(((uint16_t *)dt_array_data(use))[k] == dt_f32_to_bf16(master[k]),
+            TEST_THAT(((uint16_t *)test_look(use))[k] == dt_f32_to_bf16(master[k]),
                       "%s, element %lld", steps_names[i], (long long)k);
     }
     TEST_FAILS(DT_ERR_IO, "step-00000007",

@@ -106,7 +106,7 @@ static const plan plans[] = {
 static dt_status make_placed(dt_world *world, const plan *a, dt_mesh **mesh_out, dt_module **m_out)
 {
     const dt_mesh_options options = {.axes = {{"x", a->x}, {"y", a->y}}};
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &options, mesh_out));
+    DT_TRY(dt_mesh_create(world, test_device(world), &options, mesh_out));
     DT_TRY(make_model(a->dtype, m_out));
     DT_TRY(dt_module_place(*m_out, *mesh_out, "*.wte.weight", a->wte));
     DT_TRY(dt_module_place(*m_out, *mesh_out, "*.c_attn.weight", a->attn));

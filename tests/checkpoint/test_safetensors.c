@@ -76,14 +76,14 @@ START_TEST(test_types)
         dt_array out = make(dtypes[i % 4], DT_SHAPE(3)), wide = make(DT_F64, DT_SHAPE(3));
         ck_ok(dt_safetensors_read(st, e, e->shape, zero, &out));
         dt_array_cast(&wide, &out);
-        ck_assert(memcmp(dt_array_data(&wide), want, sizeof want) == 0);
+        ck_assert(memcmp(test_look(&wide), want, sizeof want) == 0);
         dt_array_release(&out);
         dt_array_release(&wide);
     }
     dt_array i32 = make(DT_I32, DT_SHAPE(1)), f32 = make(DT_F32, DT_SHAPE(1));
     const dt_safetensors_entry *e = dt_safetensors_find(st, "i32");
     ck_ok(dt_safetensors_read(st, e, e->shape, zero, &i32));
-    ck_assert_int_eq(*(int32_t *)dt_array_data(&i32), -7);
+    ck_assert_int_eq(*(int32_t *)test_look(&i32), -7);
     ck_ok(test_expect(dt_safetensors_read(st, e, e->shape, zero, &f32), DT_ERR_UNSUPPORTED, "'i32'",
                       ""));
     e = dt_safetensors_find(st, "bool");
@@ -125,7 +125,7 @@ START_TEST(test_blocks)
             continue;
         dt_array out = make(DT_F32, DT_SHAPE(hi[0] - lo[0], hi[1] - lo[1], hi[2] - lo[2]));
         ck_ok(dt_safetensors_read(st, e, view, lo, &out));
-        const float *got = dt_array_data(&out);
+        const float *got = test_look(&out);
         for (int64_t i = lo[0], at = 0; i < hi[0]; i++)
             for (int64_t j = lo[1]; j < hi[1]; j++)
                 for (int64_t k = lo[2]; k < hi[2]; k++)
@@ -162,7 +162,7 @@ START_TEST(test_long)
     ck_ok(dt_safetensors_open(path, &st));
     dt_array out = make(DT_F32, DT_SHAPE(N - 2));
     ck_ok(dt_safetensors_read(st, dt_safetensors_get(st, 0), DT_SHAPE(N), (int64_t[]){1}, &out));
-    ck_assert(memcmp(dt_array_data(&out), whole + 1, dt_array_bytes(&out)) == 0);
+    ck_assert(memcmp(test_look(&out), whole + 1, dt_array_bytes(&out)) == 0);
     dt_array_release(&out);
     dt_safetensors_close(&st);
     free(whole);

@@ -180,8 +180,9 @@ static dt_status nothing(dt_world *world, void *arg)
 START_TEST(unknown_switches_are_refused)
 {
     static const char *const wrong[][3] = {
-        {"DT_CHECK", "collectives", "DT_CHECK=collectives: 'collectives' is unknown; legal: "
-                                    "collective,replicas"},
+        {"DT_CHECK", "collectives",
+         "DT_CHECK=collectives: 'collectives' is unknown; legal: "
+         "collective,replicas"},
         {"DT_CHECK", "replicas,all", "'all' is unknown"},
         {"DT_FAULT", "alloc:1,skip", "'skip' is unknown; legal: skip_reduce,swap_shards,drop_wait"},
     };
@@ -267,7 +268,7 @@ START_TEST(fake_counts_and_zeroes)
     dt_work *work;
     ck_ok(dt_all_gather(dt_world_comm(world), 1, &(dt_part){.in = &x, .out = &all}, "", &work));
     ck_ok(dt_work_wait(&work));
-    const float *got = dt_array_data(&all);
+    const float *got = test_look(&all);
     ck_assert(got[0] == 5 && got[1] == 0 && got[3] == 0);
     int64_t same = 3; /* all ranks of a fake world say what this one says */
     ck_ok(dt_all_reduce_i64_sync(dt_world_comm(world), &same, 1, DT_REDUCE_MIN));

@@ -255,7 +255,7 @@ static dt_status swapped_and_dropped(dt_world *world, void *arg)
     DT_TRY(case_floats(world, 1, (float)dt_world_rank(world), &x));
     DT_TRY(case_floats(world, 3, 9, &all));
     const dt_part part = {.in = &x, .out = &all};
-    const float *got = dt_array_data(&all);
+    const float *got = test_look(&all);
     dt_work *work;
     dt_world_set_fault(world, "drop_wait");
     DT_TRY(dt_all_gather(dt_world_comm(world), 1, &part, "", &work));

@@ -257,7 +257,7 @@ static dt_status ranks_body(dt_world *world, void *arg)
     batch *b = arg;
     dt_mesh *mesh;
     dt_status st = DT_OK;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, b->mesh, &mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), b->mesh, &mesh));
     for (int k = 0; k < b->n && st == DT_OK; k++) {
         st = run_graph(b, k, mesh, b->subject);
         if (st != DT_OK)
@@ -273,7 +273,7 @@ static dt_status alone_body(dt_world *world, void *arg)
     dt_mesh *mesh;
     dt_status st = DT_OK;
     const dt_mesh_options one = {.axes = {{"one", 1}}};
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &one, &mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &one, &mesh));
     for (int k = 0; k < b->n && st == DT_OK; k++)
         st = run_graph(b, k, mesh, NULL);
     dt_mesh_destroy(&mesh);

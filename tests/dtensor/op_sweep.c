@@ -229,7 +229,7 @@ static dt_status sweep_mesh(dt_world *world, op_reference *ref, int axis_a, int 
     sweep *s = calloc(1, sizeof *s);
     TEST_THAT(s, "memory");
     s->ref = ref;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &options, &s->mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &options, &s->mesh));
     DT_TRY(dt_tape_create(s->mesh, NULL, &s->tape));
     DT_TRY(run_sweep(s, want));
     dt_tape_destroy(&s->tape);
@@ -284,7 +284,7 @@ static dt_status rows_body(dt_world *world, void *arg)
     const row_list *list = arg;
     dt_mesh *mesh;
     dt_tape *tape;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"axisA", 4}}},
+    DT_TRY(dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"axisA", 4}}},
                           &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
     for (int k = 0; k < list->n; k++) {

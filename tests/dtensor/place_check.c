@@ -63,21 +63,26 @@ dt_status place_leaf(const dt_layout *layout, dt_dtype dtype, uint64_t seed, dt_
     dt_array exact = {0};
     DT_TRY(dt_tensor_create(layout, dtype, DT_TAG_ACTIVATION, &x));
     dt_array *local = dt_tensor_local(x);
-    const dt_status st =
-        dt_array_create(local->storage->heap, DT_F64, local->shape, DT_TAG_WORKSPACE, &exact);
-    if (st != DT_OK) {
-        dt_tensor_destroy(&x);
-        return st;
-    }
+    const int64_t n = dt_array_count(local);
+    double *v = malloc((size_t)(n + 1) * sizeof *v);
     int parts = 1;
     const int number = part_number(layout, &parts);
-    double *v = dt_array_data(&exact);
-    for (int64_t i = 0; v && i < dt_array_count(&exact); i++)
+    for (int64_t i = 0; v && i < n; i++)
         v[i] = part_value(seed, global_index(layout, i), number, parts);
-    dt_array_cast(local, &exact);
+    dt_status st = v ? DT_OK : DT_ERR_NOMEM;
+    if (st == DT_OK)
+        st = dt_array_create(local->storage->heap, DT_F64, local->shape, DT_TAG_WORKSPACE, &exact);
+    if (st == DT_OK)
+        st = dt_array_write(&exact, v, n);
+    if (st == DT_OK)
+        dt_array_cast(local, &exact);
     dt_array_release(&exact);
-    *out = x;
-    return DT_OK;
+    free(v);
+    if (st == DT_OK)
+        *out = x;
+    else
+        dt_tensor_destroy(&x);
+    return st;
 }
 
 /* My parts and those of the ranks on the P axes, added up. */
@@ -109,8 +114,10 @@ dt_status place_holds(const dt_local *x, uint64_t seed, double factor, const cha
     dt_array exact = {0};
     DT_TRY(dt_array_create(x->array.storage->heap, DT_F64, want, DT_TAG_WORKSPACE, &exact));
     dt_array_cast(&exact, &x->array);
-    double *v = dt_array_data(&exact);
     const int64_t count = dt_array_count(&exact);
+    double *v = malloc((size_t)(count + 1) * sizeof *v);
+    TEST_THAT(v, "%s: no memory", what);
+    DT_TRY(dt_array_read(&exact, v, count));
     dt_status st = sum_parts(x->layout, v, count);
     for (int64_t i = 0; i < count && st == DT_OK; i++) {
         const double right = factor * place_value(seed, global_index(x->layout, i));
@@ -119,6 +126,7 @@ dt_status place_holds(const dt_local *x, uint64_t seed, double factor, const cha
                           (long long)i, v[i], right);
     }
     dt_array_release(&exact);
+    free(v);
     DT_TRY(st);
     return DT_OK;
 }
@@ -185,7 +193,7 @@ dt_status place_mesh(dt_world *world, const dt_axis *axes, int naxes, dt_mesh **
     dt_mesh_options options = {0};
     for (int a = 0; a < naxes; a++)
         options.axes[a] = axes[a];
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &options, mesh_out));
+    DT_TRY(dt_mesh_create(world, test_device(world), &options, mesh_out));
     return DT_OK;
 }
 
@@ -193,7 +201,7 @@ dt_status place_open(place_bench *b, dt_world *world)
 {
     b->world = world;
     DT_TRY(place_mesh(world, (dt_axis[]){{"tp", dt_world_size(world)}}, 1, &b->mesh));
-    DT_TRY(dt_world_heap(world, (dt_device){DT_CPU, 0}, &b->heap));
+    DT_TRY(dt_world_heap(world, test_device(world), &b->heap));
     DT_TRY(dt_tape_create(b->mesh, NULL, &b->t));
     return DT_OK;
 }

@@ -19,8 +19,8 @@ typedef struct operands {
 
 static dt_status set_up(dt_world *world, operands *o)
 {
-    DT_TRY(dt_mesh_create(world, (dt_device){.kind = DT_CPU},
-                          &(dt_mesh_options){.axes = {{"dp", -1}}}, &o->mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"dp", -1}}},
+                          &o->mesh));
     DT_TRY(make(o->mesh, DT_F32, &o->f32));
     DT_TRY(make(o->mesh, DT_I32, &o->i32));
     DT_TRY(make(o->mesh, DT_I64, &o->i64));

@@ -262,7 +262,7 @@ static dt_status check_dx(const dt_local *dx)
 {
     int64_t at[DT_MAX_DIMS];
     const dt_shape part = dt_mesh_local(dx->layout, at);
-    const float *v = dt_array_data(&dx->array);
+    const float *v = test_look(&dx->array);
     for (int64_t i = 0; i < dt_shape_count(part); i++) {
         const double want = block_dx(at[0] + i / 3, i % 3);
         TEST_THAT((double)v[i] == want, "element %lld: %g, not %g", (long long)i, (double)v[i],
@@ -347,7 +347,7 @@ static dt_status errors_body(dt_world *world, void *arg)
     const dt_layout *s = NULL, *r = NULL, *other = NULL;
     dt_tensor *x = NULL;
     DT_TRY(place_mesh(world, (dt_axis[]){{"tp", 2}}, 1, &mesh));
-    DT_TRY(dt_world_heap(world, (dt_device){DT_CPU, 0}, &heap));
+    DT_TRY(dt_world_heap(world, test_device(world), &heap));
     DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(4), "S(0)@tp", &s));
     DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(4), "", &r));
     DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(5), "", &other));

@@ -207,7 +207,7 @@ static dt_status compare(const context *x, const char *group, const char *name, 
     const int64_t n = dt_shape_count(want.shape);
     TEST_THAT(got->storage && dt_array_count(got) == n && tolerance > 0, "%s", name);
     void *copy = swap ? swapped(want.data, want.shape) : NULL;
-    const double worst = test_max_diff(dt_array_data(got), swap ? copy : want.data, n);
+    const double worst = test_max_diff(test_look(got), swap ? copy : want.data, n);
     free(copy);
     TEST_THAT(worst <= tolerance, "%s %s: differs by %g, limit %g",
               json_string_value(json_object_get(x->golden, "id")), name, worst, tolerance);
@@ -269,7 +269,7 @@ static dt_status run_all(dt_world *world, void *arg)
     int seen[DT_COUNT(ops)] = {0};
     size_t at;
     json_t *golden;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", 1}}},
+    DT_TRY(dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"tp", 1}}},
                           &x.mesh));
     DT_TRY(dt_tape_create(x.mesh, NULL, &x.tape));
     json_array_foreach(json_object_get(x.f->cases, "ops"), at, golden)

@@ -78,8 +78,8 @@ static dt_status body(dt_world *world, void *arg)
     dt_tape *t = NULL;
     dt_tensor *x[7] = {NULL};
     fill();
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"x", 1}}},
-                          &mesh));
+    DT_TRY(
+        dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"x", 1}}}, &mesh));
     DT_TRY(host_leaf(mesh, DT_SHAPE(B, H, S, D), "", DT_F32, q, &x[0]));
     DT_TRY(host_leaf(mesh, DT_SHAPE(B, G, S, D), "", DT_F32, k, &x[1]));
     DT_TRY(host_leaf(mesh, DT_SHAPE(B, G, S, D), "", DT_F32, v, &x[2]));

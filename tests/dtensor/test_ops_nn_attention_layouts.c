@@ -71,7 +71,7 @@ static dt_status attention_body(dt_world *world, void *arg)
     float *host = malloc(NQ * sizeof *host);
     int32_t position[SEQ];
     TEST_THAT(host, "memory");
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &axes, &mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &axes, &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
     arrange(c, HEADS, 0, host);
     DT_TRY(host_leaf(mesh, DT_SHAPE(1, HEADS, SEQ, DIM), c->q, DT_F32, host, &q));
@@ -138,8 +138,8 @@ static dt_status memory_body(dt_world *world, void *arg)
     dt_tape *tape;
     dt_tensor *x[3];
     const dt_layout *layout;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", 1}}},
-                          &mesh));
+    DT_TRY(
+        dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"tp", 1}}}, &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
     DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(1, 2, S, D), "", &layout));
     for (int i = 0; i < 3; i++) {

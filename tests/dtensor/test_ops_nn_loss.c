@@ -82,7 +82,7 @@ static dt_status run_split(dt_world *world, const problem *p, const dt_mesh_opti
     dt_tape *tape;
     dt_tensor *z, *target;
     double loss;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, axes, &mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), axes, &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
     DT_TRY(host_leaf(mesh, DT_SHAPE(p->tokens, p->vocab), logits, DT_F32, p->z, &z));
     DT_TRY(host_leaf(mesh, DT_SHAPE(p->tokens), targets, DT_I32, p->target, &target));
@@ -137,8 +137,8 @@ static dt_status quiet_body(dt_world *world, void *arg)
     const problem *p = arg; /* tokens 8 * 16, vocab 12 */
     dt_mesh *mesh;
     dt_tape *tape;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", 4}}},
-                          &mesh));
+    DT_TRY(
+        dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"tp", 4}}}, &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
     for (int i = 0; i < DT_COUNT(rows); i++) {
         dt_tensor *z, *target;
@@ -180,8 +180,8 @@ static dt_status edges_body(dt_world *world, void *arg)
     dt_tape *tape;
     dt_tensor *z, *target;
     double loss = 1;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", 2}}},
-                          &mesh));
+    DT_TRY(
+        dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"tp", 2}}}, &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
     DT_TRY(host_leaf(mesh, DT_SHAPE(2, 3, 4), "S(2)@tp", DT_F32, p->z, &z));
     /* No valid target at all. */
@@ -245,8 +245,8 @@ static dt_status chunks_body(dt_world *world, void *arg)
     dt_tape *tape;
     dt_tensor *x[2], *w[2], *target, *y;
     double loss[2];
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
-                          &(dt_mesh_options){.axes = {{"tp", ranks}}}, &mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"tp", ranks}}},
+                          &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
     DT_TRY(host_leaf(mesh, DT_SHAPE(TOKENS), "", DT_I32, h->target, &target));
     for (int i = 0; i < 2; i++) {
@@ -283,8 +283,8 @@ static dt_status chunks_body(dt_world *world, void *arg)
         dt_local *a = dt_tensor_grad(pair[k][0]), *b = dt_tensor_grad(pair[k][1]);
         const int64_t n = dt_array_count(&a->array);
         TEST_THAT(a->layout == b->layout, "gradients placed differently");
-        TEST_THAT(test_max_diff(dt_array_data(&a->array), dt_array_data(&b->array), n) <=
-                      1e-5 * test_max_abs(dt_array_data(&a->array), n),
+        TEST_THAT(test_max_diff(test_look(&a->array), test_look(&b->array), n) <=
+                      1e-5 * test_max_abs(test_look(&a->array), n),
                   "gradients of operand %d differ", k);
         dt_tensor_destroy(&pair[k][0]);
         dt_tensor_destroy(&pair[k][1]);
@@ -320,8 +320,8 @@ static dt_status half_body(dt_world *world, void *arg)
     dt_tape *tape;
     dt_tensor *x, *w, *target;
     double loss[2][2];
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", 1}}},
-                          &mesh));
+    DT_TRY(
+        dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"tp", 1}}}, &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
     DT_TRY(host_leaf(mesh, DT_SHAPE(TOKENS), "", DT_I32, h->target, &target));
     DT_TRY(host_leaf(mesh, DT_SHAPE(TOKENS, WIDTH), "", DT_F32, h->x, &x));

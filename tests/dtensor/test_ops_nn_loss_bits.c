@@ -101,7 +101,7 @@ static dt_status body(dt_world *world, void *arg)
     double loss;
     float *dz = malloc((size_t)(TOKENS * p->vocab) * sizeof *dz);
     TEST_THAT(dz, "memory");
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &p->axes, &mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &p->axes, &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
     DT_TRY(host_leaf(mesh, DT_SHAPE(TOKENS, p->vocab), p->logits, DT_F32, p->z, &z));
     DT_TRY(host_leaf(mesh, DT_SHAPE(TOKENS), p->targets, DT_I32, p->target, &target));
@@ -205,7 +205,7 @@ static dt_status forms_body(dt_world *world, void *arg)
     const dt_cross_entropy_options o = {.valid = p->valid, .chunk = TOKENS};
     for (int i = 0; i < WIDTH * WIDTH; i++)
         identity[i] = i % (WIDTH + 1) == 0 ? 1 : 0;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &p->axes, &mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &p->axes, &mesh));
     DT_TRY(host_leaf(mesh, DT_SHAPE(TOKENS), p->targets, DT_I32, p->target, &target));
     DT_TRY(host_leaf(mesh, DT_SHAPE(WIDTH, WIDTH), "S(0)@tp", DT_F32, identity, &w));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));

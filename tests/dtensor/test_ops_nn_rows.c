@@ -111,8 +111,8 @@ static dt_status embedding_body(dt_world *world, void *arg)
     dt_mesh *mesh;
     dt_tape *tape;
     dt_tensor *table[2], *id[2], *out[2];
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", 4}}},
-                          &mesh));
+    DT_TRY(
+        dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"tp", 4}}}, &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
     for (int e = 0; e < 2; e++) {
         for (int i = 0; i < V * D; i++)
@@ -137,7 +137,7 @@ static dt_status embedding_body(dt_world *world, void *arg)
         float times = 0;
         for (int i = 0; i < N; i++)
             times += ids[0][i] == v;
-        TEST_THAT(((float *)dt_array_data(dw))[(v - lo) * D] == times, "row %d", (int)v);
+        TEST_THAT(((float *)test_look(dw))[(v - lo) * D] == times, "row %d", (int)v);
     }
     static const int32_t bad[N] = {0, 1, 2, 3, -1, 4};
     dt_tensor *bad_ids;
@@ -170,8 +170,8 @@ static dt_status softmax_body(dt_world *world, void *arg)
     dt_mesh *mesh;
     dt_tape *tape;
     dt_tensor *t;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", 4}}},
-                          &mesh));
+    DT_TRY(
+        dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"tp", 4}}}, &mesh));
     DT_TRY(dt_tape_create(mesh, NULL, &tape));
     DT_TRY(host_leaf(mesh, DT_SHAPE(8, 12), "S(1)@tp", DT_F32, x, &t));
     TEST_THAT(dt_tensor_is_failed(dt_softmax(tape, t)), "accepted");
@@ -219,8 +219,8 @@ static dt_status chain(dt_mesh *mesh, int threads, const float *host, const int3
     dt_tensor *loss =
         dt_cross_entropy(tape, dt_softmax(tape, h), id, &(dt_cross_entropy_options){.valid = 200});
     DT_TRY(dt_backward(tape, loss));
-    memcpy(out, dt_array_data(&dt_tensor_grad(table)->array), BIG * sizeof *out);
-    memcpy(out + BIG, dt_array_data(&dt_tensor_grad(w)->array), 512 * sizeof *out);
+    memcpy(out, test_look(&dt_tensor_grad(table)->array), BIG * sizeof *out);
+    memcpy(out + BIG, test_look(&dt_tensor_grad(w)->array), 512 * sizeof *out);
     dt_tensor_destroy(&table);
     dt_tensor_destroy(&w);
     dt_tensor_destroy(&id);
@@ -240,8 +240,8 @@ static dt_status threads_body(dt_world *world, void *arg)
         host[i] = host_number(i);
     for (int i = 0; i < 200; i++)
         ids[i] = i * 37 % 160;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", 1}}},
-                          &mesh));
+    DT_TRY(
+        dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"tp", 1}}}, &mesh));
     DT_TRY(chain(mesh, 1, host, ids, one));
     DT_TRY(chain(mesh, 3, host, ids, many));
     TEST_THAT(!memcmp(one, many, (BIG + 512) * sizeof *one), "threads change bits");

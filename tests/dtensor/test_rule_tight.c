@@ -156,7 +156,7 @@ static bool settle(const play *y, int rank, const dt_array *local, double *whole
     const dt_layout l = placed(dt_mesh_grid(y->mesh[rank]), claimed_shape, claim);
     int64_t offset[DT_MAX_DIMS];
     const dt_shape s = dt_layout_local(&l, dt_mesh_coord(y->mesh[rank]), offset);
-    const double *mine = dt_array_data(local);
+    const double *mine = test_look(local);
     for (int64_t j = 0; j < dt_shape_count(s); j++) {
         int64_t rest = j, index = 0, stride = 1;
         for (int d = s.ndim - 1; d >= 0; d--) {
@@ -221,7 +221,7 @@ static void keep_truth(play *y, dt_tensor **leaf)
     const size_t bytes = (size_t)dt_shape_count(claimed_shape) * sizeof *y->truth;
     y->truth = malloc(bytes);
     ck_assert(local && y->truth);
-    memcpy(y->truth, dt_array_data(local), bytes);
+    memcpy(y->truth, test_look(local), bytes);
 }
 
 /* right[row][claim]: refused on this axis too, and right. Gives the number of rows refused. */

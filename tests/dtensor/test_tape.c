@@ -183,8 +183,7 @@ static dt_status scopes_body(dt_world *world, void *arg)
     TEST_THAT(live(&b) == base + BYTES, "the kept one lives");
     dt_scope_end(b.t, 0, NULL); /* one end too many does nothing */
     dt_tape_reset(b.t, NULL);
-    const float *v = dt_array_data(dt_tensor_local(kept)),
-                *from = dt_array_data(dt_tensor_local(x));
+    const float *v = test_look(dt_tensor_local(kept)), *from = test_look(dt_tensor_local(x));
     TEST_THAT(v[7] == 8 * from[7], "and outlives the tape's tensors");
     dt_tensor_destroy(&kept);
     TEST_THAT(live(&b) == base, "all given back");
@@ -196,7 +195,7 @@ static dt_status scopes_body(dt_world *world, void *arg)
     TEST_THAT(live(&b) == base + 2 * BYTES && dt_tape_saved_bytes(b.t) == BYTES, "hidden is saved");
     DT_TRY(dt_backward(b.t, dt_sum(b.t, y, 0)));
     TEST_THAT(dt_tape_saved_bytes(b.t) == 0, "saved arrays go with the walk");
-    const float *dx = dt_array_data(&dt_tensor_grad(x)->array);
+    const float *dx = test_look(&dt_tensor_grad(x)->array);
     TEST_THAT(dx[5] == 18 * from[5], "d(9 x^2) = 18 x");
     dt_tensor_destroy(&x);
     place_close(&b);

@@ -80,7 +80,7 @@ dt_status net_open(const net_case *c, dt_world *world, net *n)
                                            {"dp_shard", at_least_1(c->shard)},
                                            {"tp", at_least_1(c->tp)}}};
     DT_TRY(dt_trace_create(&n->trace));
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &axes, &n->mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &axes, &n->mesh));
     DT_TRY(make(n));
     if (c->tp > 1)
         DT_TRY(dt_parallelize_module(n->root, n->mesh, "tp", &plan));

@@ -32,7 +32,7 @@ static dt_status open_bench(bench *b, dt_world *world)
     static const dt_module_kind root = {"chain", 0, chain}, none = {"same", 0, same};
     const dt_linear_options o = {.in = 4, .out = 4, .bias = true, .std = 0.5};
     *b = (bench){0};
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
+    DT_TRY(dt_mesh_create(world, test_device(world),
                           &(dt_mesh_options){.axes = {{"dp_shard", -1}, {"tp", 1}}}, &b->mesh));
     DT_TRY(dt_module_create(&root, &b->root));
     DT_TRY(dt_layer_linear(&o, &b->a));

@@ -28,8 +28,8 @@ static dt_status tied(dt_world *world, dt_module **model, dt_mesh **mesh, int ho
                                .rms_norm_eps = 1e-5,
                                .initializer_range = 0.3,
                                .tie_word_embeddings = true};
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
-                          &(dt_mesh_options){.axes = {{"dp_shard", -1}}}, mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"dp_shard", -1}}},
+                          mesh));
     DT_TRY(dt_llama_create(&c, model));
     dt_module *embed = dt_module_find(*model, "model.embed_tokens"),
               *head = dt_module_find(*model, "lm_head");
@@ -150,8 +150,8 @@ static dt_status chunk_body(dt_world *world, void *arg)
     dt_tensor *x = NULL;
     float host[4 * 8 * 4];
     const dt_layout *layout = NULL;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
-                          &(dt_mesh_options){.axes = {{"dp_shard", -1}}}, &mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"dp_shard", -1}}},
+                          &mesh));
     DT_TRY(dt_module_create(&kind, &m));
     DT_TRY(dt_layer_rmsnorm(4, 1e-5, &both[0]));
     DT_TRY(dt_layer_linear(&(dt_linear_options){.in = 4, .out = 5, .std = 0.5}, &both[1]));

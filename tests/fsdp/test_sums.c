@@ -66,7 +66,7 @@ static dt_status make_x(state *s, dt_dtype dtype)
         dt_array f32 = {0};
         DT_TRY(dt_array_create(dt_mesh_heap(s->mesh), DT_F32, sizes[i], DT_TAG_WORKSPACE, &f32));
         for (int64_t k = 0; k < n; k++)
-            ((float *)dt_array_data(&f32))[k] = own(rank, s->micro, i, k);
+            ((float *)test_look(&f32))[k] = own(rank, s->micro, i, k);
         dt_array_cast(dt_tensor_local(s->x[i]), &f32);
         dt_array_release(&f32);
     }
@@ -119,7 +119,7 @@ static dt_status check(const sums *c, dt_module *m)
         const dt_local *g = dt_tensor_grad(p->tensor);
         const dt_shape local = dt_mesh_local(p->layout, at);
         TEST_THAT(g->layout == p->layout && g->array.dtype == DT_F32, "%s", name);
-        const float *got = dt_array_data(&g->array);
+        const float *got = test_look(&g->array);
         const int64_t first = at[0] * dt_shape_inner(sizes[i], 0);
         for (int64_t k = 0; k < dt_shape_count(local); k++)
             TEST_THAT(memcmp(&got[k], &(float){expected(c, i, first + k)}, 4) == 0,
@@ -143,8 +143,8 @@ static dt_status check_gathered(const sums *c, dt_module *m, dt_mesh *mesh)
         dt_array_cast(&f32, use);
         TEST_THAT(use->dtype == c->options.param_dtype, "type of use");
         for (int64_t k = 0; k < dt_shape_count(sizes[i]); k++)
-            TEST_THAT(((float *)dt_array_data(&f32))[k] == rounded(whole[k], use->dtype),
-                      "%s[%lld]", name, (long long)k);
+            TEST_THAT(((float *)test_look(&f32))[k] == rounded(whole[k], use->dtype), "%s[%lld]",
+                      name, (long long)k);
         dt_array_release(&f32);
         free(whole);
     }
@@ -158,8 +158,8 @@ static dt_status sums_body(dt_world *world, void *arg)
     dt_module *m = NULL;
     dt_tape *t = NULL;
     state s = {0};
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
-                          &(dt_mesh_options){.axes = {{"dp_shard", -1}}}, &s.mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"dp_shard", -1}}},
+                          &s.mesh));
     DT_TRY(dt_module_create(&kind, &m));
     *(state **)dt_module_state(m) = &s;
     for (int i = 0; i < NPARAMS; i++) {

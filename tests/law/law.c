@@ -97,6 +97,7 @@ static dt_status configure(const law_case *c, paths *p, train_config *config)
         .reshard_size = c->reshard_size,
         .offload_dir = c->offload_dir,
         .offload_params = c->offload_params,
+        .device = test_device_kind(),
         .param_dtype = c->param_dtype,
         .reduce_dtype = c->reduce_dtype,
         .f64 = c->f64,

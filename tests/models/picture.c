@@ -20,8 +20,8 @@ dt_status picture_take(dt_world *world, dt_module *model, picture *out)
         id[0][i] = (i * 37 + 5) % PICTURE_VOCAB;
         id[1][i] = (i * 11 + 3) % PICTURE_VOCAB;
     }
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"dp", -1}}},
-                          &mesh));
+    DT_TRY(
+        dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"dp", -1}}}, &mesh));
     DT_TRY(dt_module_materialize(model, mesh, 3));
     DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(BATCH, SEQ), "", &layout));
     for (int i = 0; i < 2; i++)
@@ -29,7 +29,7 @@ dt_status picture_take(dt_world *world, dt_module *model, picture *out)
     DT_TRY(dt_tape_create(mesh, &(dt_tape_options){.no_grad = true, .seed = 1}, &t));
     dt_param *const *p = dt_module_params(model, &n);
     for (int i = 0; i < n; i++) {
-        const float *x = dt_array_data(dt_tensor_local(p[i]->tensor));
+        const float *x = test_look(dt_tensor_local(p[i]->tensor));
         const int64_t count = dt_shape_count(p[i]->shape);
         for (int64_t k = 0; k < count; k++)
             out->sum += (double)x[k] * (double)(k % 7 + 1);

@@ -137,9 +137,9 @@ static dt_status open_bench(bench *b, dt_world *world)
     *b = (bench){0};
     const dt_layout *r = NULL;
     const dt_mesh_options o = {.axes = {{"tp", dt_world_size(world)}}};
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &o, &b->mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &o, &b->mesh));
     DT_TRY(dt_tape_create(b->mesh, NULL, &b->t));
-    DT_TRY(dt_world_heap(world, (dt_device){DT_CPU, 0}, &b->heap));
+    DT_TRY(dt_world_heap(world, test_device(world), &b->heap));
     DT_TRY(dt_mesh_layout_text(b->mesh, DT_SHAPE(4), "", &r));
     DT_TRY(dt_full_value(r, DT_F32, 1, &b->x));
     DT_TRY(dt_full_value(r, DT_F32, 3, &b->w));
@@ -174,8 +174,8 @@ static dt_status value_is(dt_tensor *x, double want)
 static dt_status grad_is(const dt_local *g, double want)
 {
     TEST_THAT(g->array.storage, "no gradient");
-    TEST_THAT((double)((const float *)dt_array_data(&g->array))[3] == want, "%g, not %g",
-              (double)((const float *)dt_array_data(&g->array))[3], want);
+    TEST_THAT((double)((const float *)test_look(&g->array))[3] == want, "%g, not %g",
+              (double)((const float *)test_look(&g->array))[3], want);
     return DT_OK;
 }
 

@@ -134,7 +134,7 @@ static dt_status same_grads(trainer *r, dt_local *want)
     DT_TRY(take_grads(r, got, &n));
     for (int i = 0; i < n; i++) {
         TEST_THAT(got[i].layout == want[i].layout, "parameter %d: another layout", i);
-        TEST_THAT(memcmp(dt_array_data(&got[i].array), dt_array_data(&want[i].array),
+        TEST_THAT(memcmp(test_look(&got[i].array), test_look(&want[i].array),
                          dt_array_bytes(&got[i].array)) == 0,
                   "parameter %d: other bits", i);
         dt_array_release(&got[i].array);
@@ -244,7 +244,7 @@ START_TEST(a_step_on_meta)
     dt_tensor *loss = loss_of(&r);
     ck_ok(dt_tape_status(r.t));
     ck_assert_int_eq(dt_tensor_layout(loss)->partial, 1);
-    ck_assert_ptr_null(dt_array_data(dt_tensor_local(loss)));
+    ck_assert_ptr_null(test_look(dt_tensor_local(loss)));
     ck_assert_int_gt(dt_tape_saved_bytes(r.t), 0);
     ck_ok(dt_backward(r.t, loss));
     ck_assert_int_eq(dt_world_counts(world).total_calls, 0);
@@ -254,7 +254,7 @@ START_TEST(a_step_on_meta)
     for (int i = 0; i < n; i++) {
         const dt_local *g = dt_tensor_grad(p[i]->tensor);
         ck_assert_msg(g->array.storage && g->layout->partial == 1, "%s", p[i]->name);
-        ck_assert_ptr_null(dt_array_data(&g->array));
+        ck_assert_ptr_null(test_look(&g->array));
         bytes += 2 * 4 * dt_shape_count(p[i]->shape) * (RANKS - 1) / RANKS;
     }
     ck_ok(dt_module_reduce_grads(r.model));
@@ -334,7 +334,7 @@ static dt_status ending_body(dt_world *world, void *arg)
     dt_array early[3] = {{0}};
     dt_status st = DT_OK;
     dt_heap *heap = NULL;
-    DT_TRY(dt_world_heap(world, (dt_device){DT_CPU, 0}, &heap));
+    DT_TRY(dt_world_heap(world, test_device(world), &heap));
     for (int i = 0; i < *(int *)arg * dt_world_rank(world); i++)
         DT_TRY_TO(done, st,
                   dt_array_create(heap, DT_F32, DT_SHAPE(1), DT_TAG_WORKSPACE, &early[i]));

@@ -31,7 +31,7 @@ static dt_status mesh_of(dt_world *world, const dt_axis *axes, int naxes, dt_mes
     dt_mesh_options o = {0};
     for (int a = 0; a < naxes; a++)
         o.axes[a] = axes[a];
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &o, out));
+    DT_TRY(dt_mesh_create(world, test_device(world), &o, out));
     return DT_OK;
 }
 
@@ -231,7 +231,7 @@ static dt_status check_initial(const dt_param *p, int64_t stride)
 {
     int64_t at[DT_MAX_DIMS];
     const dt_shape part = dt_layout_local(p->layout, dt_mesh_coord(dt_layout_mesh(p->layout)), at);
-    const float *got = dt_array_data(dt_tensor_local(p->tensor));
+    const float *got = test_look(dt_tensor_local(p->tensor));
     TEST_THAT(dt_shape_count(p->shape) == dt_shape_count(p->file_shape), "%s", p->name);
     for (int64_t i = 0; i < dt_shape_count(part); i += stride) {
         int64_t rest = i, index = 0, step = 1;

@@ -44,7 +44,7 @@ static dt_status open_stack(dt_world *world, int blocks, stack *s)
     const dt_layout *layout = NULL;
     float host[B * S * N];
     *s = (stack){.blocks = blocks};
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &axes, &s->mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &axes, &s->mesh));
     s->heap = dt_mesh_heap(s->mesh);
     DT_TRY(dt_layer_group(&s->root));
     for (int i = 0; i < blocks; i++) {
@@ -136,7 +136,7 @@ static dt_status same_bits(const grads *a, const grads *b)
         TEST_THAT(x->storage && y->storage, "gradient %d is missing", i);
         TEST_THAT(a->of[i].layout == b->of[i].layout, "gradient %d is placed otherwise", i);
         TEST_THAT(dt_array_count(x) == 0 ||
-                      memcmp(dt_array_data(x), dt_array_data(y), dt_array_bytes(x)) == 0,
+                      memcmp(test_look(x), test_look(y), dt_array_bytes(x)) == 0,
                   "gradient %d has other bits", i);
     }
     return DT_OK;

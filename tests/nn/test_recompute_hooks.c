@@ -133,7 +133,7 @@ static dt_status open_bench(bench *b, dt_world *world)
     *b = (bench){0};
     const dt_layout *r = NULL;
     const dt_mesh_options o = {.axes = {{"tp", dt_world_size(world)}}};
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &o, &b->mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &o, &b->mesh));
     DT_TRY(dt_tape_create(b->mesh, NULL, &b->t));
     b->heap = dt_mesh_heap(b->mesh);
     DT_TRY(dt_mesh_layout_text(b->mesh, DT_SHAPE(2, 2), "", &r));
@@ -187,7 +187,7 @@ static dt_status order_body(dt_world *world, void *arg)
     DT_TRY(diary_is(&b, FIRST_RUN));
     DT_TRY(dt_backward(b.t, dt_sum(b.t, y, 0)));
     DT_TRY(diary_is(&b, "1[ " SECOND_RUN "c[ c]i c]w 1]i 1]w "));
-    TEST_THAT(*(const float *)dt_array_data(&dt_tensor_grad(b.x)->array) == 36,
+    TEST_THAT(*(const float *)test_look(&dt_tensor_grad(b.x)->array) == 36,
               "d sum(x w w) = the rows' sums of w w");
     dt_tape_reset(b.t, NULL);
     /* in two halves: the second run belongs to the first */

@@ -6,7 +6,7 @@ const dt_module_kind bare_kind = {"bare", 0, NULL};
 dt_status bare_mesh(dt_world *world, int x, int y, dt_mesh **mesh_out)
 {
     const dt_mesh_options options = {.axes = {{"x", x}, {"y", y}}};
-    return dt_mesh_create(world, (dt_device){DT_CPU, 0}, &options, mesh_out);
+    return dt_mesh_create(world, test_device(world), &options, mesh_out);
 }
 
 /* This rank's part of `whole`. */

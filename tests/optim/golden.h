@@ -71,7 +71,7 @@ static inline dt_status golden_body(dt_world *world, void *arg)
     json_t *one;
     size_t i;
     int seen = 0;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
+    DT_TRY(dt_mesh_create(world, test_device(world),
                           &(dt_mesh_options){.axes = {{"x", 1}, {"y", 1}}}, &mesh));
     json_array_foreach(json_object_get(o->g.cases, "ops"), i, one)
     {

@@ -18,7 +18,7 @@ static dt_status compare(golden *g, const json_t *one, const char *what, int k, 
     (void)snprintf(role, sizeof role, "%s_%d", what, k);
     DT_TRY(golden_read(g, one, role, want, &shape));
     const double limit = golden_number(one, "tolerance", role);
-    const double worst = test_max_diff(dt_array_data(got), want, dt_shape_count(shape));
+    const double worst = test_max_diff(test_look(got), want, dt_shape_count(shape));
     TEST_THAT(limit > 0 && worst <= limit, "%s: differs by %g, limit %g", role, worst, limit);
     return DT_OK;
 }
@@ -107,13 +107,13 @@ static dt_status rules(dt_world *world, void *arg)
     DT_TRY(bare_set_grad(weight, DT_F32, zeros));
     DT_TRY(bare_set_grad(norm, DT_F32, zeros));
     TEST_FAILS(DT_ERR_STATE, "bias", dt_optim_step(optim, 0.1, 1));
-    const float *w = dt_array_data(dt_tensor_local(weight->tensor));
+    const float *w = test_look(dt_tensor_local(weight->tensor));
     TEST_THAT(w[0] == 1 && dt_optim_steps(optim) == 0, "a failed step changed something");
     DT_TRY(bare_set_grad(bias, DT_F32, zeros));
     DT_TRY(dt_optim_step(optim, 0.1, 1));
-    const float *b = dt_array_data(dt_tensor_local(bias->tensor));
-    const float *c = dt_array_data(dt_tensor_local(norm->tensor));
-    const float *f = dt_array_data(dt_tensor_local(frozen->tensor));
+    const float *b = test_look(dt_tensor_local(bias->tensor));
+    const float *c = test_look(dt_tensor_local(norm->tensor));
+    const float *f = test_look(dt_tensor_local(frozen->tensor));
     TEST_THAT(fabsf(w[11] - 0.95f) < 1e-7f, "decayed by lr * decay: %g", (double)w[11]);
     TEST_THAT(b[5] == 1 && c[3] == 1 && f[15] == 1, "1-d in files, and frozen: no decay");
     dt_optim_set_steps(optim, 41);
@@ -164,7 +164,7 @@ static dt_status defaults(dt_world *world, void *arg)
     DT_TRY(dt_module_finish(m));
     DT_TRY(dt_module_materialize(m, mesh, 0));
     DT_TRY(dt_adamw_create(m, NULL, &optim));
-    const float *w = dt_array_data(dt_tensor_local(p->tensor));
+    const float *w = test_look(dt_tensor_local(p->tensor));
     for (int k = 0; k < 2; k++) {
         DT_TRY(bare_set_grad(p, DT_F32, grad[k]));
         DT_TRY(dt_optim_step(optim, 0.1, 1));

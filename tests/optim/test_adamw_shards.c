@@ -157,8 +157,7 @@ static dt_status types(dt_world *world, void *arg)
             DT_TRY(dt_array_create(dt_mesh_heap(mesh), pairs[i].param, DT_SHAPE(ROWS, COLUMNS),
                                    DT_TAG_WORKSPACE, &round));
             dt_array_cast(&round, &s->master);
-            TEST_THAT(memcmp(dt_array_data(&round),
-                             dt_array_data(dt_tensor_local(s->param->tensor)),
+            TEST_THAT(memcmp(test_look(&round), test_look(dt_tensor_local(s->param->tensor)),
                              dt_array_bytes(&round)) == 0,
                       "%d", i);
             dt_array_release(&round);

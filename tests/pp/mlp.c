@@ -144,7 +144,7 @@ dt_status mlp_open(const mlp_plan *plan, dt_world *world, mlp *n)
     }
     dt_pp_schedule *s = NULL;
     *n = (mlp){.plan = plan, .samples = full ? 256 : 32, .d = cut.hidden};
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &axes, &n->mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &axes, &n->mesh));
     DT_TRY(dt_pp_schedule_create(plan->schedule, plan->ranks, plan->m, 0, &s));
     n->nstages = s->nstages;
     DT_TRY(make_net(n->nstages + 1, n->d, &n->whole)); /* uneven */

@@ -85,7 +85,7 @@ dt_status pipe_open(const pipe_plan *plan, dt_world *world, pipe *p)
                  {"dp_shard", plan->dp ? plan->dp : 1},
                  {"tp", plan->tp ? plan->tp : 1}},
     };
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &axes, &p->mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &axes, &p->mesh));
     DT_TRY(make_model(plan, &p->model));
     if (!plan->whole)
         DT_TRY(cut(p));

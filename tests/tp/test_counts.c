@@ -95,7 +95,7 @@ static dt_status body(dt_world *world, void *arg)
     dt_values in = {0};
     int64_t valid = 0;
     step_result r = {0};
-    DT_TRY(model_case_lay_out(j->c, NULL, world, (dt_device){DT_CPU, 0}, &mesh, &model));
+    DT_TRY(model_case_lay_out(j->c, NULL, world, test_device(world), &mesh, &model));
     DT_TRY(model_case_batch(j->c, mesh, &in, &valid));
     dt_model_set_loss(model, valid, 0);
     DT_TRY(run(world, model, mesh, &in, &r));

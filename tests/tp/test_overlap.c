@@ -70,7 +70,7 @@ static dt_status body(dt_world *world, void *arg)
     int64_t valid = 0;
     outcome *mine = calloc(1, sizeof *mine);
     TEST_THAT(mine, "memory");
-    DT_TRY(model_case_lay_out(j->c, NULL, world, (dt_device){DT_CPU, 0}, &mesh, &model));
+    DT_TRY(model_case_lay_out(j->c, NULL, world, test_device(world), &mesh, &model));
     DT_TRY(model_case_batch(j->c, mesh, &in, &valid));
     dt_model_set_loss(model, valid, 0);
     DT_TRY(dt_tape_create(mesh, NULL, &t));
@@ -179,8 +179,8 @@ static dt_status replicated_body(dt_world *world, void *arg)
     (void)arg;
     for (int i = 0; i < B * S * K; i++)
         value[i] = (float)(i * 7 % 11) / 8 - 0.5f;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", -1}}},
-                          &mesh));
+    DT_TRY(
+        dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"tp", -1}}}, &mesh));
     for (int overlap = 0; overlap < 2; overlap++) {
         dt_tensor *x = NULL, *w = NULL, *b = NULL, *y = NULL, *whole = NULL;
         dt_tape *t = NULL;
@@ -228,7 +228,7 @@ static dt_status refused_body(dt_world *world, void *arg)
     dt_mesh *mesh = NULL;
     dt_module *model = NULL;
     TEST_FAILS(DT_ERR_ARG, "needs sequence=true; legal: both, or overlap=false",
-               model_case_lay_out(arg, NULL, world, (dt_device){DT_CPU, 0}, &mesh, &model));
+               model_case_lay_out(arg, NULL, world, test_device(world), &mesh, &model));
     dt_module_destroy(&model);
     dt_mesh_destroy(&mesh);
     return DT_OK;

@@ -34,8 +34,8 @@ static dt_status wrong_body(dt_world *world, void *arg)
 {
     (void)arg;
     dt_mesh *mesh = NULL;
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", -1}}},
-                          &mesh));
+    DT_TRY(
+        dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"tp", -1}}}, &mesh));
     for (int i = 0; i < DT_COUNT(wrong); i++) {
         dt_module *m = NULL;
         DT_TRY(dt_layer_gpt2_mlp(10, 7, 0.5, 0.5, 0, &m));

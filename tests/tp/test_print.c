@@ -145,7 +145,7 @@ static dt_status step_body(dt_world *world, void *arg)
     rows *mine = calloc(1, sizeof *mine);
     int64_t valid = 0;
     TEST_THAT(mine, "memory");
-    DT_TRY(model_case_lay_out(r->c, NULL, world, (dt_device){DT_CPU, 0}, &mesh, &model));
+    DT_TRY(model_case_lay_out(r->c, NULL, world, test_device(world), &mesh, &model));
     DT_TRY(model_case_batch(r->c, mesh, &in, &valid));
     DT_TRY(dt_tape_create(mesh, NULL, &t));
     DT_TRY(dt_trace_create(&trace));

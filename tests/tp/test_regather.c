@@ -40,7 +40,7 @@ static dt_status step(dt_world *world, const model_case *usual, const way *w, fl
     int64_t valid = 0;
     model_case c = *usual;
     c.keep_gathered = w->keep_gathered;
-    DT_TRY(model_case_lay_out(&c, NULL, world, (dt_device){DT_CPU, 0}, &mesh, &model));
+    DT_TRY(model_case_lay_out(&c, NULL, world, test_device(world), &mesh, &model));
     for (int i = 0; i < c.layers; i++)
         dt_recompute(dt_model_layer(model, i), w->recompute);
     DT_TRY(model_case_batch(&c, mesh, &in, &valid));

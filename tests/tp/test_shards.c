@@ -100,7 +100,7 @@ static dt_status body(dt_world *world, void *arg)
     for (int i = 0; i < BATCH * MOST; i++)
         value[i] = (float)sin(i * 12.9898);
     const dt_mesh_options axes = {.axes = {{"dp", c->dp}, {"tp", c->tp}}};
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &axes, &mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &axes, &mesh));
     DT_TRY(build(c, mesh, &m));
     DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(BATCH, c->size),
                                c->sequence ? "S(0)@dp>tp" : "S(0)@dp", &layout));

@@ -264,7 +264,7 @@ static dt_status style_body(dt_world *world, void *arg)
     const dt_mesh_options options = {.axes = {{"dp", 1}, {"tp", -1}}};
     run *r = calloc(2, sizeof *r);
     TEST_THAT(r, "memory");
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &options, &mesh));
+    DT_TRY(dt_mesh_create(world, test_device(world), &options, &mesh));
     DT_TRY(run_module(world, mesh, s, true, &r[0]));
     DT_TRY(run_module(world, mesh, s, false, &r[1]));
     SAME_CALLS("forward", r[0].forward, s->forward);
@@ -303,8 +303,8 @@ static dt_status frozen_body(dt_world *world, void *arg)
         dt_module *m = NULL;
         dt_tensor *x = NULL;
         dt_tape *t = NULL;
-        DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
-                              &(dt_mesh_options){.axes = {{"tp", -1}}}, &mesh));
+        DT_TRY(dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"tp", -1}}},
+                              &mesh));
         DT_TRY(make_linear(&m));
         DT_TRY(dt_module_finish(m));
         dt_param *p[2] = {dt_module_param(m, "weight"), dt_module_param(m, "bias")};
@@ -349,8 +349,8 @@ static dt_status border_body(dt_world *world, void *arg)
     dt_tape *t = NULL;
     dt_tensor *x = NULL;
     const style_case s = {.shape = DT_SHAPE(2, 16)};
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &(dt_mesh_options){.axes = {{"tp", -1}}},
-                          &mesh));
+    DT_TRY(
+        dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"tp", -1}}}, &mesh));
     DT_TRY(dt_module_create(&kind, &m));
     DT_TRY(dt_module_finish(m));
     DT_TRY(dt_parallelize_module(m, mesh, "tp", &(dt_tp_plan){.nrules = 1, .rule = &row}));
