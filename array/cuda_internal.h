@@ -35,11 +35,16 @@ dt_status dti_cuda_matmul(const dt_matmul_args *p);
 
 /* The memory of a heap: one stretch of device memory (`bytes` 0: nine tenths of the device's share
  * for one of `ranks` on it). It also makes this thread's context (array/cuda/gpu_internal.h), which
- * lives as long as the thread has a heap.
+ * lives as long as it has a heap. Any thread may destroy it, once the thread that made it has ended
+ * or is the same.
  * Errors: DT_ERR_DEVICE, DT_ERR_NOMEM. */
-dt_status dti_cuda_memory_create(int device, int ranks, size_t bytes, void **base_out,
-                                 size_t *bytes_out);
-void dti_cuda_memory_destroy(void *base);
+typedef struct dti_cuda_memory {
+    void *base;
+    size_t bytes;
+    void *context;
+} dti_cuda_memory;
+dt_status dti_cuda_memory_create(int device, int ranks, size_t bytes, dti_cuda_memory *memory_out);
+void dti_cuda_memory_destroy(const dti_cuda_memory *memory);
 
 /* Behind dt_device_count, dt_heap_status and dt_heap_stream. */
 int dti_cuda_device_count(void);

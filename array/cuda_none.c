@@ -27,20 +27,18 @@ dt_status dti_cuda_matmul(const dt_matmul_args *p)
     return DT_ERROR(DT_ERR_DEVICE, "this library was built without cuda");
 }
 
-dt_status dti_cuda_memory_create(int device, int ranks, size_t bytes, void **base_out,
-                                 size_t *bytes_out)
+dt_status dti_cuda_memory_create(int device, int ranks, size_t bytes, dti_cuda_memory *memory_out)
 {
     (void)device;
     (void)ranks;
     (void)bytes;
-    (void)base_out;
-    (void)bytes_out;
+    (void)memory_out;
     return DT_ERROR(DT_ERR_DEVICE, "this library was built without cuda: meson -Dcuda=enabled");
 }
 
-void dti_cuda_memory_destroy(void *base)
+void dti_cuda_memory_destroy(const dti_cuda_memory *memory)
 {
-    (void)base;
+    (void)memory;
 }
 
 int dti_cuda_device_count(void)

@@ -58,6 +58,7 @@ struct dt_heap {
     dt_heap_stats stats;
     int64_t live_storages;
     dti_pages pages;
+    dti_cuda_memory memory; /* on cuda */
     uint64_t nonce;
     slab *slabs;
     dt_storage *spare; /* unused storages, linked through `data` */
@@ -283,11 +284,11 @@ static dt_status find_memory(dt_heap *heap, const dt_heap_options *options)
         return dti_pages_reserve(&heap->pages, bytes > 0 ? bytes : machine_bytes(), heap->nonce);
     if (is_meta(heap))
         return DT_OK;
-    void *base = NULL;
-    DT_TRY(dti_cuda_memory_create(heap->device.index, ranks, bytes, &base, &bytes));
-    const dt_status st = dti_pages_lend(&heap->pages, base, bytes);
+    DT_TRY(dti_cuda_memory_create(heap->device.index, ranks, bytes, &heap->memory));
+    bytes = heap->memory.bytes;
+    const dt_status st = dti_pages_lend(&heap->pages, heap->memory.base, bytes);
     if (st != DT_OK)
-        dti_cuda_memory_destroy(base);
+        dti_cuda_memory_destroy(&heap->memory);
     else if (bytes < heap->limit_bytes)
         heap->limit_bytes = bytes;
     return st;
@@ -333,11 +334,10 @@ void dt_heap_destroy(dt_heap **heap_ref)
         free(heap->small[c].free);
     if (heap->device.kind == DT_CPU)
         UNPOISON(heap->pages.base, heap->pages.high * DTI_PAGE);
-    void *memory = heap->pages.base;
     if (!is_meta(heap))
         dti_pages_release(&heap->pages);
     if (heap->device.kind == DT_CUDA)
-        dti_cuda_memory_destroy(memory);
+        dti_cuda_memory_destroy(&heap->memory);
     free(heap);
     *heap_ref = NULL;
 }

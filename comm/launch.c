@@ -1,6 +1,6 @@
 /* comm/launch.c - ranks as threads of this process: start them, wait for all, report the first
  * cause. */
-#include "comm/comm_internal.h"
+#include "comm/nccl_internal.h"
 
 #include "array/dt_kernels.h"
 
@@ -32,6 +32,8 @@ static void *run_rank(void *arg)
         (void)snprintf(t->trace, sizeof t->trace, "%s", dt_error_trace());
         dti_break(t->world, t->trace);
     }
+    for (dt_comm *c = t->world->comms; c; c = c->next)
+        dti_nccl_close(c); /* by all ranks at once, and by the thread that has the device */
     return NULL;
 }
 

@@ -108,20 +108,19 @@ void dti_gpu_sync(void)
         (void)DTI_GPU(cudaStreamSynchronize(mine->compute));
         return;
     }
-    while ((error = cudaStreamQuery(mine->compute)) == cudaErrorNotReady) {
-        const double waited_s = now_s() - since_s;
-        if (mine->watched)
-            return;
-        if (waited_s < 1e-3)
-            continue;
-        if (mine->watch(mine->watch_arg, waited_s) != DT_OK) {
+    long nap_ns = 5000;
+    while ((error = cudaStreamQuery(mine->compute)) == cudaErrorNotReady && !mine->watched) {
+        if (mine->watch(mine->watch_arg, now_s() - since_s) != DT_OK) {
             mine->watched = true;
             (void)snprintf(mine->what, sizeof mine->what, "%s", dt_error_trace());
             return;
         }
-        const struct timespec nap = {.tv_nsec = 50000};
+        const struct timespec nap = {.tv_nsec = nap_ns};
         (void)nanosleep(&nap, NULL);
+        nap_ns += nap_ns < 200000 ? nap_ns / 4 : 0;
     }
+    if (mine->watched)
+        return;
     (void)DTI_GPU(error);
 }
 
@@ -141,15 +140,16 @@ void *dti_gpu_scratch(size_t bytes)
     return mine->scratch;
 }
 
-static void close_context(void)
+static void close_context(context *c)
 {
-    (void)cudaStreamSynchronize(mine->compute);
-    if (mine->products.drop)
-        mine->products.drop(mine->products.state);
-    (void)cudaFree(mine->scratch);
-    (void)cudaStreamDestroy(mine->compute);
-    free(mine);
-    mine = NULL;
+    (void)cudaStreamSynchronize(c->compute);
+    if (c->products.drop)
+        c->products.drop(c->products.state);
+    (void)cudaFree(c->scratch);
+    (void)cudaStreamDestroy(c->compute);
+    if (mine == c)
+        mine = NULL;
+    free(c);
 }
 
 static dt_status open_context(int device)
@@ -180,8 +180,7 @@ static dt_status open_context(int device)
     return DT_OK;
 }
 
-dt_status dti_cuda_memory_create(int device, int ranks, size_t bytes, void **base_out,
-                                 size_t *bytes_out)
+dt_status dti_cuda_memory_create(int device, int ranks, size_t bytes, dti_cuda_memory *memory_out)
 {
     DT_TRY(open_context(device));
     size_t unused = 0, all = 0;
@@ -194,20 +193,24 @@ dt_status dti_cuda_memory_create(int device, int ranks, size_t bytes, void **bas
         error = cudaMalloc(&base, bytes);
     if (error != cudaSuccess) {
         if (mine->heaps == 0)
-            close_context();
+            close_context(mine);
         return DT_ERROR(DT_ERR_NOMEM, "%zu bytes of cuda device %d, %zu of %zu free: %s", bytes,
                         device, unused, all, cudaGetErrorString(error));
     }
     mine->heaps++;
-    *base_out = base;
-    *bytes_out = bytes;
+    *memory_out = (dti_cuda_memory){base, bytes, mine};
     return DT_OK;
 }
 
-void dti_cuda_memory_destroy(void *base)
+void dti_cuda_memory_destroy(const dti_cuda_memory *memory)
 {
-    (void)cudaStreamSynchronize(mine->compute);
-    (void)cudaFree(base);
-    if (--mine->heaps == 0)
-        close_context();
+    context *c = memory->context;
+    int before = 0;
+    (void)cudaGetDevice(&before);
+    (void)cudaSetDevice(c->device);
+    (void)cudaStreamSynchronize(c->compute);
+    (void)cudaFree(memory->base);
+    if (--c->heaps == 0)
+        close_context(c);
+    (void)cudaSetDevice(before);
 }

@@ -14,10 +14,13 @@ static void copy(void *dst, const void *src, size_t bytes)
     (void)DTI_GPU(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, dti_gpu_stream()));
 }
 
+/* What comes before is waited for first: the copy itself blocks where nobody watches. */
 static dt_status move(void *dst, const void *src, size_t bytes, enum cudaMemcpyKind kind)
 {
-    (void)DTI_GPU(cudaMemcpyAsync(dst, src, bytes, kind, dti_gpu_stream()));
     dti_gpu_sync();
+    if (dti_cuda_status() == DT_OK)
+        (void)DTI_GPU(cudaMemcpyAsync(dst, src, bytes, kind, dti_gpu_stream()));
+    (void)DTI_GPU(cudaStreamSynchronize(dti_gpu_stream()));
     return dti_cuda_status();
 }
 

@@ -5,6 +5,7 @@
 #include "dtensor/ops/ops_internal.h"
 #include "tests/harness.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 typedef dt_status (*tape_body)(dt_mesh *mesh, dt_tape *tape);
