@@ -65,8 +65,8 @@ dt_status dt_heap_status(const dt_heap *heap);
  * one back. Only whole-array operations may run there, and ops not at all. */
 void *dt_heap_stream(const dt_heap *heap);
 void *dt_heap_set_stream(dt_heap *heap, void *stream);
-/* cuda: asked again and again while the host waits for the device; a failure ends the wait and is the
- * device's from then on. */
+/* cuda: asked again and again while the host waits for the device; a failure ends the wait and is
+ * the device's from then on. */
 typedef dt_status (*dt_heap_watch)(void *arg, double waited_s);
 void dt_heap_set_watch(dt_heap *heap, dt_heap_watch watch, void *arg);
 dt_heap_stats dt_heap_get_stats(const dt_heap *heap);

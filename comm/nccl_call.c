@@ -1,9 +1,9 @@
-/* comm/nccl_call.c - one call: its parts in one group of NCCL's, on the communicator's stream, between
- * two events.
+/* comm/nccl_call.c - one call: its parts in one group of NCCL's, on the communicator's stream,
+ * between two events.
  *
- *     compute stream  ... makes `in` --+                                 +-- uses `out` ...
- *                                      v before                    done  ^
- *     communicator    ................ all-gather, reduce-scatter ... ---+ (put there by the wait)
+ *     compute stream  ... makes `in` --+                                +-- uses `out` ...
+ *                                      v before                   done  ^
+ *     communicator    ................ all-gather, reduce-scatter ... --+ (put there by the wait)
  *
  * Where NCCL's own reduction would round 16-bit sums at every hop, or has none because pieces are of
  * different sizes, the terms are exchanged and summed here, in rank order and f32, as on the other

@@ -1,5 +1,5 @@
-/* comm/nccl_internal.h - calls of arrays on cuda, from device to device by NCCL; nccl_none.c where it
- * is not built in. Read first: comm/comm_internal.h. */
+/* comm/nccl_internal.h - calls of arrays on cuda, from device to device by NCCL; nccl_none.c where
+ * it is not built in. Read first: comm/comm_internal.h. */
 #pragma once
 
 #include "comm/comm_internal.h"
