@@ -97,3 +97,6 @@ __attribute__((noreturn)) void dt_die(dt_status st, const char *file, int line);
 /* dt_error_context - tell dt_die which rank this thread is and how its job ends. A world calls it
  * on the thread that creates it. `end_job` may be NULL (exit(1) is enough) and must not return. */
 void dt_error_context(int rank, int nranks, void (*end_job)(int exit_status));
+/* What has failed here is only that another rank ended, and its last words may be on their way:
+ * dt_die lets it speak first. */
+void dt_error_is_of_other(void);

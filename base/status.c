@@ -14,6 +14,7 @@ static _Thread_local struct {
     char text[TRACE_BYTES];
     int length;
     int rank, nranks;
+    bool of_other;
     void (*end_job)(int exit_status);
 } context;
 
@@ -114,14 +115,19 @@ void dt_error_context(int rank, int nranks, void (*end_job)(int exit_status))
     context.end_job = end_job;
 }
 
+void dt_error_is_of_other(void)
+{
+    context.of_other = true;
+}
+
 /* One rank speaks for all: the one that a relayed trace names at once, rank 0 at once where each
- * rank has its own trace. Its job's end reaches the others before their patience does. */
+ * rank has its own trace and nobody has died. Its job's end reaches the others before their patience does. */
 static void wait_for_others(void)
 {
     const bool relayed = names_rank(context.text);
     const int speaker = relayed ? (int)strtol(context.text + 5, NULL, 10) : 0;
     const struct timespec patience = {.tv_sec = relayed ? LONG_PATIENCE_S : PATIENCE_S};
-    if (context.nranks > 1 && context.rank != speaker)
+    if (context.nranks > 1 && (context.rank != speaker || context.of_other))
         (void)nanosleep(&patience, NULL);
 }
 

@@ -168,9 +168,14 @@ void dti_mpi_close_comm(dt_comm *comm)
 
 /* ---- the world ---- */
 
+/* What this process's ranks that share memory look at, to tell a failure that was told from a kill.
+ */
+static dt_world *launched;
+
 void dti_mpi_close_world(dt_world *world)
 {
     mpi_world *mpi = world->mpi;
+    launched = launched == world ? NULL : launched;
     if (!dti_broken(world)) {
         (void)MPI_Comm_free(&mpi->all);
         if (mpi->started)
@@ -181,6 +186,8 @@ void dti_mpi_close_world(dt_world *world)
 
 static void end_job(int exit_status)
 {
+    if (launched)
+        dti_break(launched, dt_error_trace());
     (void)MPI_Abort(MPI_COMM_WORLD, exit_status);
     exit(exit_status);
 }
@@ -243,6 +250,7 @@ dt_status dti_mpi_open(dt_world *world)
     (void)MPI_Comm_size(mpi->all, &world->size);
     world->mpi = mpi;
     world->ops = &ops;
+    launched = world;
     dt_error_context(world->rank, world->size, end_job);
     return DT_OK;
 }
