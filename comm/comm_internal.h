@@ -148,6 +148,7 @@ typedef struct dti_lane {
 /* Whether and why a world is dead; one for all ranks where they share memory. */
 typedef struct dti_fate {
     atomic_int failed; /* 1 + the first rank that failed; 0: alive; -1: it is writing its message */
+    atomic_bool told; /* a rank has ended its job and printed why */
     char message[DTI_MESSAGE_BYTES];
 } dti_fate;
 

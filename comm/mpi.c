@@ -186,8 +186,10 @@ void dti_mpi_close_world(dt_world *world)
 
 static void end_job(int exit_status)
 {
-    if (launched)
+    if (launched) {
+        atomic_store(&launched->fate->told, true);
         dti_break(launched, dt_error_trace());
+    }
     (void)MPI_Abort(MPI_COMM_WORLD, exit_status);
     exit(exit_status);
 }

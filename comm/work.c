@@ -150,7 +150,7 @@ dt_status dt_work_wait(dt_work **work)
     }
     w->next = w->comm->world->graves;
     w->comm->world->graves = w;
-    if (atomic_load(&w->comm->world->saw_peer_fail))
+    if (atomic_load(&w->comm->world->fate->told))
         dt_error_is_of_other();
     return DT_ERROR(st, "%s", w->message);
 }
