@@ -121,7 +121,8 @@ void dt_error_is_of_other(void)
 }
 
 /* One rank speaks for all: the one that a relayed trace names at once, rank 0 at once where each
- * rank has its own trace and nobody has died. Its job's end reaches the others before their patience does. */
+ * rank has its own trace and nobody else has spoken. Its job's end reaches the others before their
+ * patience does. */
 static void wait_for_others(void)
 {
     const bool relayed = names_rank(context.text);

@@ -1,5 +1,6 @@
 /* comm/nccl.c - communicators of NCCL: one for each of ours, with a stream of its own, and what
- * watches them while the host waits for the device. Calls: nccl_call.c. Source: NCCL 2 user guide. */
+ * watches them while the host waits for the device.
+ * Calls: nccl_call.c. Source: NCCL 2 user guide. */
 #include "comm/nccl_group_internal.h"
 
 #include <stdio.h>
