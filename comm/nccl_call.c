@@ -5,9 +5,9 @@
  *                                      v before                   done  ^
  *     communicator    ................ all-gather, reduce-scatter ... --+ (put there by the wait)
  *
- * Where NCCL's own reduction would round 16-bit sums at every hop, or has none because pieces are
- * of different sizes, the terms are exchanged and summed here, in rank order and f32, as on the other
- * backends. Read first: comm/nccl_internal.h. */
+ * Where NCCL's own reduction would round 16-bit sums at every hop, or has none because pieces
+ * are of different sizes, the terms are exchanged and summed here, in rank order and f32, as on
+ * the other backends. Read first: comm/nccl_internal.h. */
 #include "comm/nccl_group_internal.h"
 
 #include <stdlib.h>
