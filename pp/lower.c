@@ -181,6 +181,7 @@ dt_status dt_pp_lower(const dt_pp_schedule *s, int max_unsharded, dt_pp_schedule
         for (int64_t i = 0; i < s->row[r].count; i++)
             DT_REQUIRE(dti_pp_computes(s->row[r].action[i].kind), DT_ERR_ARG,
                        "rank %d, position %lld: the schedule is lowered already", r, (long long)i);
+    DT_TRY(dt_pp_check(s)); /* while positions are the caller's */
     dt_pp_schedule *staged = NULL, *out = NULL;
     dt_pp_timeline *timeline = NULL;
     int *owner = NULL, *lists = calloc(2 * (size_t)max_unsharded + 1, sizeof *lists);

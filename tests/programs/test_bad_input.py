@@ -93,6 +93,13 @@ for split, words in [("evenly", "legal: equal, cost, counts"), ("2,2,2", "6 laye
     bad("split " + split, PIPE + ["--train.micro_batch=1", "--parallel.split=" + split], words, ways=SEVERAL, outputs=False)
 bad("a schedule for other ranks", PIPE + ["--train.micro_batch=1", "--parallel.schedule=" + suite.write("two.csv", "0F0,0B0\n1F0,1B0\n")],
     "two.csv", "2 ranks and 1 microbatches", "parallel.pp=3", ways=SEVERAL, outputs=False)
+bad("a malformed schedule", PIPE + ["--train.micro_batch=1", "--parallel.schedule=" + suite.write("cell.csv", "0F0,0B0\n1F0,,1Q0\n2F0,2B0\n")],
+    "cell.csv:2: cell 3: '1Q0'", ways=SEVERAL, outputs=False)
+rows = ["".join("%dF%d," % (s, k) for k in range(3)) + "".join("%dB%d," % (s, k) for k in range(3)) for s in range(3)]
+for name, row, words in [("waits", rows[1].replace("1F1,", "") + "1F1", "rank 1, position 2, 1B0 waits for 2B0; rank 2, position 1, 2F1 waits for 1F1"),
+                         ("lacks", rows[1].replace("1B2,", ""), "1B2: is missing"), ("doubles", rows[1] + "1B2", "1B2: comes a second time")]:
+    path = suite.write(name + ".csv", "\n".join([rows[0], row, rows[2]]) + "\n")
+    bad("a schedule that " + name, PIPE + ["--train.micro_batch=1", "--parallel.schedule=" + path], words, ways=SEVERAL, outputs=False)
 bad("token in a pipeline", PIPE + ["--train.micro_batch=1", "--data.path=" + suite.write("pipe.bin", tokens_file([5] * 40 + [300] * 60))],
     "pipe.bin", "token 300", ways=SEVERAL, outputs=False)
 bad("config without a field", model("c1.json", hidden_size=None), "c1.json", "hidden_size")
