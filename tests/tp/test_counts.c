@@ -271,21 +271,27 @@ END_TEST
  *     divided by t         q, k, v and the projection's input: 2h + 2g; a;
  *                          gpt2: before and after gelu, 2f; llama: gate, up and product, 3f
  * and h more, divided by t: attention keeps its output by heads for its own backward, and the
- * projection the same by tokens. */
+ * projection the same by tokens. With sequence parallelism all of it is divided by t, 34/t of
+ * theirs. */
 START_TEST(activations_of_a_layer)
 {
-    model_case c = model_case_usual(_i / 3 == 1 ? 2 : _i / 3 == 2 ? 3 : 0);
+    static const int model[] = {0, 2, 3};
+    model_case c = model_case_usual(model[_i / 3 % 3]);
     enum { H = 24, A = 12, F = 10, HEAD = 2 };
     int64_t comm, saved;
     c.tp = 1 << _i % 3;
+    c.sp = _i / 9;
+    c.seq = c.sp ? 8 : c.seq; /* divides */
     if (c.kv_heads < c.tp) /* these would be replicated */
         c.kv_heads = c.tp;
     const int64_t tokens = (int64_t)c.batch * c.seq, t = c.tp, kv = (int64_t)c.kv_heads * HEAD;
     const int64_t mlp = (F + t - 1) / t; /* rank 0's */
     layer(c, &comm, &saved);
-    const int64_t number = 4 * H + (2 * H + 2 * kv + A + H) / t + (c.gpt2 ? 2 : 3) * mlp;
-    (void)printf("%s, tp %d: %lld bytes a layer, formula %lld\n", c.gpt2 ? "gpt2" : "llama", c.tp,
-                 (long long)saved, (long long)(tokens * number * (int64_t)sizeof(float)));
+    const int64_t number =
+        4 * H / (c.sp ? t : 1) + (2 * H + 2 * kv + A + H) / t + (c.gpt2 ? 2 : 3) * mlp;
+    (void)printf("%s, tp %d%s: %lld bytes a layer, formula %lld\n", c.gpt2 ? "gpt2" : "llama", c.tp,
+                 c.sp ? " sp" : "", (long long)saved,
+                 (long long)(tokens * number * (int64_t)sizeof(float)));
     ck_assert_int_eq(saved, tokens * number * (int64_t)sizeof(float));
 }
 END_TEST
@@ -322,7 +328,7 @@ int main(void)
     tcase_add_loop_test(tc, with_data_parallelism, 0, 6);
     tcase_add_loop_test(tc, few_key_value_heads, 0, 12);
     tcase_add_loop_test(tc, bytes_of_a_layer, 0, 12);
-    tcase_add_loop_test(tc, activations_of_a_layer, 0, 9);
+    tcase_add_loop_test(tc, activations_of_a_layer, 0, 18);
     tcase_add_loop_test(tc, whole_logits_never_exist, 0, 3);
     suite_add_tcase(suite, tc);
     return test_main(suite);
