@@ -122,9 +122,10 @@ dt_status dti_pp_end_sends(dt_pipeline *p, bool all);
 
 /* ---- rehearse.c ---- */
 
-/* Before the first pass of its kind: does every stage take what the one before gives? Collective:
- * the mesh. Errors: the first stage's that does not, on all ranks. */
-dt_status dti_pp_rehearse(dti_run *r);
+/* Before the first pass of its kind: is it the same on all ranks, and does every stage take what
+ * the one before gives? Collective: the mesh. Errors: the first stage's that does not, on all
+ * ranks; `valid` if that is one, on all ranks before the first pass of any kind. */
+dt_status dti_pp_rehearse(dti_run *r, dt_status valid);
 
 /* ---- run.c ---- */
 

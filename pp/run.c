@@ -129,9 +129,9 @@ static dt_status own_failure(dti_run *r)
     return r->failed || r->pass->tape.no_grad ? DT_OK : dti_pp_check_ties(r->p);
 }
 
-static dt_status run(dti_run *r)
+static dt_status run(dti_run *r, dt_status valid)
 {
-    DT_TRY(dti_pp_rehearse(r));
+    DT_TRY(dti_pp_rehearse(r, valid));
     DT_TRY(r->pass->tape.no_grad ? forward_only(r) : whole_row(r));
     DT_TRY(dti_pp_end_sends(r->p, true));
     DT_TRY(dt_comm_agree_sync(r->p->line, own_failure(r)));
@@ -155,21 +155,26 @@ void dti_pp_abandon(dt_pipeline *p)
     p->received = 0;
 }
 
-dt_status dt_pipeline_run(dt_pipeline *p, const dt_pipeline_pass *pass, double *loss_out)
+static dt_status check_pass(const dt_pipeline *p, const dt_pipeline_pass *pass, int *n_out)
 {
-    dti_run r = {.p = p, .pass = pass};
+    const int m = p->lowered->nmicrobatches;
     DT_REQUIRE(pass->samples > 0 && pass->at_once > 0, DT_ERR_ARG,
                "%lld samples, %lld at once; both must be positive", (long long)pass->samples,
                (long long)pass->at_once);
     const int64_t n = (pass->samples + pass->at_once - 1) / pass->at_once;
-    const bool most =
-        pass->tape.no_grad ? n <= p->lowered->nmicrobatches : n == p->lowered->nmicrobatches;
-    DT_REQUIRE(most, DT_ERR_ARG, "%lld microbatches, but the schedule was made for %d",
-               (long long)n, p->lowered->nmicrobatches);
-    r.nmicrobatches = (int)n;
+    DT_REQUIRE(pass->tape.no_grad ? n <= m : n == m, DT_ERR_ARG,
+               "%lld microbatches, but the schedule was made for %d", (long long)n, m);
+    *n_out = (int)n;
+    return DT_OK;
+}
+
+dt_status dt_pipeline_run(dt_pipeline *p, const dt_pipeline_pass *pass, double *loss_out)
+{
+    dti_run r = {.p = p, .pass = pass};
+    const dt_status valid = check_pass(p, pass, &r.nmicrobatches);
     if (!pass->tape.no_grad)
         p->peak_live = p->peak_received = 0;
-    const dt_status st = run(&r);
+    const dt_status st = run(&r, valid);
     if (st != DT_OK) {
         dti_pp_abandon(p);
         return dt_error_push(st, __FILE__, __LINE__, __func__);
