@@ -45,6 +45,11 @@ typedef struct dti_cuda_memory {
 } dti_cuda_memory;
 dt_status dti_cuda_memory_create(int device, int ranks, size_t bytes, dti_cuda_memory *memory_out);
 void dti_cuda_memory_destroy(const dti_cuda_memory *memory);
+/* A block of that memory is in use from here on, in the order of the compute stream, with a red
+ * zone behind it; or no longer. For the simulated device (tests/simdev), which poisons it each
+ * time. */
+void dti_cuda_block_taken(void *block, size_t bytes, size_t red_zone);
+void dti_cuda_block_given(void *block, size_t bytes);
 
 /* Behind dt_device_count, dt_heap_status and dt_heap_stream. */
 int dti_cuda_device_count(void);

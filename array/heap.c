@@ -140,6 +140,8 @@ static void *take_block(dt_heap *heap, size_t bytes)
         UNPOISON(block, bytes);
         POISON((char *)block + bytes, (size_t)RED_ZONE);
     }
+    if (block != NULL && heap->device.kind == DT_CUDA)
+        dti_cuda_block_taken(block, bytes, RED_ZONE);
     return block;
 }
 
@@ -148,6 +150,8 @@ static void give_block(dt_heap *heap, void *block, size_t bytes)
     const size_t want = bytes + RED_ZONE;
     if (heap->device.kind == DT_CPU)
         POISON(block, bytes);
+    if (heap->device.kind == DT_CUDA)
+        dti_cuda_block_given(block, bytes);
     if (want <= SMALL_MAX) {
         size_class *c = &heap->small[class_of(want)];
         c->free[c->nfree++] = block;

@@ -28,7 +28,7 @@ static _Thread_local context *mine;
 
 cudaStream_t dti_gpu_stream(void)
 {
-    return mine->current;
+    return mine ? mine->current : NULL;
 }
 
 bool dti_gpu_ok(cudaError_t error, const char *what, const char *file, int line)

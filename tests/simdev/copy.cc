@@ -1,4 +1,4 @@
-/* tests/simdev/copy.cc - copies and fills.
+/* tests/simdev/copy.cc - copies and fills, and blocks that come into use.
  *
  * Pinned host memory is read and written when the copy runs. What is pageable is read at the call;
  * a copy to it is waited for, as CUDA does. */
@@ -95,4 +95,26 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t strea
         memset(p, value, bytes);
     });
     return cudaSuccess;
+}
+
+/* ---- blocks of an allocator ---- */
+
+void sim_block_taken(void *p, size_t bytes, size_t red_zone, cudaStream_t stream)
+{
+    SimLock lock;
+    sim_need_device("a block that is taken", p, bytes + red_zone, sim_stream_device(stream));
+    sim_enqueue_simple(stream, "block taken", [=] {
+        sim_redzone(p, bytes, false);
+        sim_redzone(static_cast<char *>(p) + bytes, red_zone, true);
+        sim_touch(p, bytes, true);
+        if (sim_settings.poison)
+            memset(p, 0xff, bytes);
+    });
+}
+
+void sim_block_given(void *p, size_t bytes, cudaStream_t stream)
+{
+    SimLock lock;
+    sim_need_device("a block that is given back", p, bytes, sim_stream_device(stream));
+    sim_enqueue_simple(stream, "block given back", [=] { sim_redzone(p, bytes, true); });
 }

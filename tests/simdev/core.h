@@ -36,6 +36,11 @@ void sim_check_pointer(const char *kernel, int argument, const void *p, cudaStre
 void sim_check_struct(const char *kernel, int argument, const void *p, size_t bytes,
                       cudaStream_t stream);
 
+/* Part of an allocation is in use from here on, in the order of `stream`: new, and so poisoned; or
+ * no longer. Allocators that cudaMalloc large pieces and share them out tell. */
+void sim_block_taken(void *p, size_t bytes, size_t red_zone, cudaStream_t stream);
+void sim_block_given(void *p, size_t bytes, cudaStream_t stream);
+
 typedef struct sim_launch_args {
     const char *name; /* the kernel's, as it is written in the launch */
     const void *kernel;

@@ -239,7 +239,7 @@ static void give_span(char *p, size_t bytes)
 /* Of large allocations no more than that: heaps take most of a device. The rest is 0. */
 static size_t poisoned(size_t size)
 {
-    return std::min(size, size_t{64} << 20);
+    return std::min(size, size_t{4} << 20);
 }
 
 cudaError_t cudaMalloc(void **out, size_t size)
@@ -289,7 +289,7 @@ cudaError_t cudaFree(void *p)
                 MADV_DONTNEED);
     }
     memset(found->first, 0xff, poisoned(a.size));
-    sim_redzone(start, a.span, true);
+    sim_redzone(start, poisoned(a.span), true);
     device_bytes[a.device] -= a.span;
     give_span(start, a.span);
     live.erase(found);

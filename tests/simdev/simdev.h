@@ -82,12 +82,13 @@ inline void sim_launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 b
 
 /* ---- barriers ---- */
 
-#define __syncthreads()        sim_barrier(0, __FILE__, __LINE__)
-#define __syncthreads_count(p) sim_barrier(!!(p), __FILE__, __LINE__)
-#define __syncthreads_or(p)    (sim_barrier(!!(p), __FILE__, __LINE__) != 0)
-#define __syncthreads_and(p)   (sim_barrier(!(p), __FILE__, __LINE__) == 0)
-#define __syncwarp(...) \
-    sim_warp_rv(sim_mask_or_all(__VA_ARGS__), nullptr, 0, __FILE__, __LINE__)
+#define SIM_HERE __FILE__, __LINE__
+
+#define __syncthreads()        sim_barrier(0, SIM_HERE)
+#define __syncthreads_count(p) sim_barrier(!!(p), SIM_HERE)
+#define __syncthreads_or(p)    (sim_barrier(!!(p), SIM_HERE) != 0)
+#define __syncthreads_and(p)   (sim_barrier(!(p), SIM_HERE) == 0)
+#define __syncwarp(...)        sim_warp_rv(sim_mask_or_all(__VA_ARGS__), nullptr, 0, SIM_HERE)
 inline unsigned sim_mask_or_all(unsigned mask = 0xffffffffu)
 {
     return mask;
@@ -136,7 +137,7 @@ inline T sim_shuffle(const char *file, int line, sim_shuffle_kind kind, unsigned
     memcpy(static_cast<void *>(&value), &values[source], sizeof value);
     return value;
 }
-#define SIM_SHUFFLE(kind, mask, ...) sim_shuffle(__FILE__, __LINE__, kind, mask, __VA_ARGS__)
+#define SIM_SHUFFLE(kind, mask, ...) sim_shuffle(SIM_HERE, kind, mask, __VA_ARGS__)
 #define __shfl_sync(mask, ...)       SIM_SHUFFLE(SIM_IDX, mask, __VA_ARGS__)
 #define __shfl_up_sync(mask, ...)    SIM_SHUFFLE(SIM_UP, mask, __VA_ARGS__)
 #define __shfl_down_sync(mask, ...)  SIM_SHUFFLE(SIM_DOWN, mask, __VA_ARGS__)
@@ -152,8 +153,8 @@ inline unsigned sim_ballot(unsigned mask, bool vote, const char *file, int line)
             all |= 1u << i;
     return all;
 }
-#define __ballot_sync(mask, vote) sim_ballot(mask, (vote), __FILE__, __LINE__)
-#define __any_sync(mask, vote)    (sim_ballot(mask, (vote), __FILE__, __LINE__) != 0)
-#define __all_sync(mask, vote)    (sim_ballot(mask, !(vote), __FILE__, __LINE__) == 0)
+#define __ballot_sync(mask, vote) sim_ballot(mask, (vote), SIM_HERE)
+#define __any_sync(mask, vote)    (sim_ballot(mask, (vote), SIM_HERE) != 0)
+#define __all_sync(mask, vote)    (sim_ballot(mask, !(vote), SIM_HERE) == 0)
 
 #include "intrinsics.h"

@@ -63,6 +63,21 @@ static void freed_pointer_in_struct(void)
     k_by_value((pointers){1, y, x}, s);
 }
 
+static void given_block(void)
+{
+    sim_block_given(x + 32, 32 * sizeof(int), s);
+    k_fault("fine", 1, x, s);
+    ck_cuda(cudaStreamSynchronize(s));
+}
+
+/* Memory that another stream may still use: nothing orders the two. */
+static void taken_block(void)
+{
+    k_fault("fine", 1, x, s);
+    sim_block_taken(x, sizeof host, 0, new_stream());
+    ck_cuda(cudaDeviceSynchronize());
+}
+
 static void free_twice(void)
 {
     ck_cuda(cudaFree(x));
@@ -145,6 +160,8 @@ static void both_shared_at_most(void)
     X(freed_pointer)           \
     X(host_pointer_in_struct)  \
     X(freed_pointer_in_struct) \
+    X(given_block)             \
+    X(taken_block)             \
     X(free_twice)              \
     X(copy_kind)               \
     X(copy_of_host_kind)       \

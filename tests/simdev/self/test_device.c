@@ -106,6 +106,11 @@ START_TEST(fresh_memory_is_poison)
         for (int i = 0; i < N; i++)
             ck_assert_msg(isnan(back[i]), "run %d, %d: %g", again, i, (double)back[i]);
     }
+    sim_block_taken(x + 3, 5 * sizeof *x, 0, s);
+    ck_cuda(cudaMemsetAsync(x, 0, 5 * sizeof *x, s));
+    to_host(back, x, 9 * sizeof *x, s);
+    for (int i = 0; i < 8; i++)
+        ck_assert(i < 5 ? back[i] == 0 : isnan(back[i]));
     ck_cuda(cudaFree(x));
     ck_cuda(cudaStreamDestroy(s));
 }

@@ -55,6 +55,8 @@ static const struct expected {
     {"freed_pointer", ALL, "argument 0", "is not a live device pointer"},
     {"host_pointer_in_struct", PLAIN | ASAN, "argument 0, byte 8", "is host memory"},
     {"freed_pointer_in_struct", ALL, "argument 0", "is not a live device pointer"},
+    {"given_block", ASAN, "use-after-poison", "in fine"},
+    {"taken_block", TSAN, race, "sim_block_taken"},
     {"free_twice", ALL, "not a live allocation", NULL},
     {"copy_kind", ALL, "the source of a copy", "not inside one live device allocation"},
     {"copy_of_host_kind", ALL, "is device memory, but the kind of copy says host", NULL},
