@@ -45,9 +45,9 @@ template <class R> struct adamw_tensor {
     R *w, *m, *v;
     void *rounded;
     int64_t n;
-    R shrink;
-    uint8_t grad_dtype, rounded_dtype;
-    bool wide; /* packs of ADAMW_PACK everywhere */
+    double shrink; /* holds an R */
+    int16_t grad_dtype, rounded_dtype;
+    int32_t wide; /* packs of ADAMW_PACK everywhere */
 };
 
 template <class R, int MOST> struct adamw_list {
@@ -108,7 +108,7 @@ __device__ inline void adamw_pack(const adamw_constants<R> &c, const adamw_tenso
         m[j] = c.beta1 * m[j] + c.rest1 * grad;
         v[j] = c.beta2 * v[j] + c.rest2 * grad * grad;
         const R step = (m[j] / c.correction1) / (root(v[j] / c.correction2) + c.eps);
-        w[j] = w[j] - t.shrink * w[j] - c.lr * step;
+        w[j] = w[j] - (R)t.shrink * w[j] - c.lr * step;
     }
     gpu::store_real<N>(t.w + i, w);
     gpu::store_real<N>(t.m + i, m);
@@ -157,8 +157,8 @@ template <class R, int MOST> void start_adamw(int count, const dt_adamw_args *a)
                           a->rounded,
                           a->n,
                           (R)(a->lr * a->decay),
-                          (uint8_t)a->grad_dtype,
-                          (uint8_t)a->rounded_dtype,
+                          (int16_t)a->grad_dtype,
+                          (int16_t)a->rounded_dtype,
                           all_packs<R>(a)};
         list.map.first[i + 1] = list.map.first[i] + gpu::blocks(a->n, ADAMW_EACH<R>);
     }
@@ -192,8 +192,7 @@ struct power_tensor {
     const void *x;
     int64_t n;
     double *sum;
-    int dtype;
-    bool wide;
+    int32_t dtype, wide;
 };
 
 template <int MOST> struct power_list {

@@ -67,10 +67,9 @@ gpu_pair gpu_values(dt_dtype dtype, int64_t n, const void *host)
     const int64_t guard = GUARD / (int64_t)dt_dtype_size(dtype), all = guard + shift + n + guard;
     gpu_pair x = {.dtype = dtype, .wide = half ? DT_F32 : dtype, .n = n, .first = guard + shift};
     ck_assert(npairs < PAIRS);
-    if (n > 0) {
-        x.cpu = room(x.wide, n);
+    x.cpu = room(x.wide, n);
+    if (n > 0)
         dti_cast(x.wide, x.cpu, dtype, host, n);
-    }
     void *bytes = room(dtype, all);
     memset(bytes, 0xa5, (size_t)all * dt_dtype_size(dtype));
     if (n > 0)

@@ -30,7 +30,7 @@ typedef struct gpu_pair {
     dt_dtype dtype; /* on the device */
     dt_dtype wide; /* on the host: f32 for bf16 and f16, which hold no other values to begin with */
     int64_t n, first; /* elements; where they begin in `array` */
-    void *cpu, *gpu;  /* first elements; NULL for n 0 */
+    void *cpu, *gpu;  /* first elements; gpu is NULL for n 0 */
     dt_array array;   /* that gpu lies in, between guards */
 } gpu_pair;
 

@@ -89,6 +89,7 @@ static const block blocks[] = {
     {3, {4, 9, 7}, {5, 9, 8}, {1, 0, 1}, {0, 0, 3}, {3, 9, 5}},
     {4, {3, 4, 5, 8}, {3, 4, 6, 8}, {0, 1, 2, 0}, {1, 0, 3, 4}, {2, 3, 3, 4}},
     {2, {5, 5}, {5, 5}, {0, 0}, {0, 0}, {5, 0}},
+    {2, {6, 9}, {6, 11}, {0, 0}, {0, 0}, {6, 8}}, /* even runs in rows of odd lengths */
 };
 
 static void check_block(const block *b, int number, dt_dtype dtype)
