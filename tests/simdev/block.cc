@@ -359,9 +359,9 @@ void sim_forget_fibers(void *stream_fiber)
 void sim_run_grid(const sim_launch_args &launch)
 {
     if (!dynamic_shared)
-        dynamic_shared = static_cast<unsigned char *>(mmap(nullptr, SIM_DYNAMIC_SHARED_MAX + SIM_CANARY,
-                                                           PROT_READ | PROT_WRITE,
-                                                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        dynamic_shared = static_cast<unsigned char *>(
+            mmap(nullptr, SIM_DYNAMIC_SHARED_MAX + SIM_CANARY, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (sim_settings.poison)
         sim_shared_before_grids();
     block.launch = &launch;

@@ -31,10 +31,9 @@ void sim_yield(void);
 void *sim_dynamic_shared(void);
 
 /* Fail unless p is NULL or inside a live allocation of the device that the launch goes to, or at
- * its end; or if one of a struct's words is an address that cannot be meant. */
+ * its end. (Pointers inside structures are not looked at: what a kernel does not use of those need
+ * not be set.) */
 void sim_check_pointer(const char *kernel, int argument, const void *p, cudaStream_t stream);
-void sim_check_struct(const char *kernel, int argument, const void *p, size_t bytes,
-                      cudaStream_t stream);
 
 /* Part of an allocation is in use from here on, in the order of `stream`: new, and so poisoned; or
  * no longer. Allocators that cudaMalloc large pieces and share them out tell. */

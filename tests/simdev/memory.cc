@@ -60,49 +60,20 @@ void sim_need_device(const char *what, const void *p, size_t bytes, int device)
                  device);
 }
 
-static void check_address(const char *kernel, int argument, const char *p, int device)
+void sim_check_pointer(const char *kernel, int argument, const void *p, cudaStream_t stream)
 {
+    SimLock lock;
     const SimAllocation *a = sim_find(p, nullptr);
+    int device = sim_stream_device(stream);
+    if (!p)
+        return;
     if (!a && p > arena)
-        a = sim_find(p - 1, nullptr); /* of an empty array at the end */
+        a = sim_find(static_cast<const char *>(p) - 1, nullptr); /* of an empty array at the end */
     if (!a)
         sim_fail("kernel %s, argument %d: %p is not a live device pointer", kernel, argument, p);
     if (a->device != device)
         sim_fail("kernel %s, argument %d: %p is memory of device %d, the stream is of device %d",
                  kernel, argument, p, a->device, device);
-}
-
-void sim_check_pointer(const char *kernel, int argument, const void *p, cudaStream_t stream)
-{
-    SimLock lock;
-    if (p)
-        check_address(kernel, argument, static_cast<const char *>(p), sim_stream_device(stream));
-}
-
-/* Addresses of heap, stack and programs; numbers of structs are hardly ever as large, and mapped.
- * Not under the thread sanitizer, which maps much more. */
-static bool is_host_address(uintptr_t word)
-{
-    const uintptr_t lowest = uintptr_t{0x5000} << 32, highest = uintptr_t{0x7fff} << 32;
-    void *page = reinterpret_cast<void *>(word & ~uintptr_t{4095});
-    return word >= lowest && word <= highest + 0xffffffff && !sim_tsan() &&
-           msync(page, 4096, MS_ASYNC) == 0;
-}
-
-void sim_check_struct(const char *kernel, int argument, const void *p, size_t bytes,
-                      cudaStream_t stream)
-{
-    SimLock lock;
-    int device = sim_stream_device(stream);
-    for (size_t at = 0; at + sizeof(uintptr_t) <= bytes; at += sizeof(uintptr_t)) {
-        uintptr_t word;
-        memcpy(&word, static_cast<const char *>(p) + at, sizeof word);
-        if (sim_in_arena(reinterpret_cast<const void *>(word)))
-            check_address(kernel, argument, reinterpret_cast<const char *>(word), device);
-        else if (is_host_address(word))
-            sim_fail("kernel %s, argument %d, byte %zu: %p is host memory", kernel, argument, at,
-                     reinterpret_cast<void *>(word));
-    }
 }
 
 /* ---- who may touch it ---- */

@@ -55,11 +55,8 @@ inline void sim_launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 b
     Args *args = new Args(static_cast<std::decay_t<P>>(std::forward<A>(values))...);
     [[maybe_unused]] int i = 0;
     [[maybe_unused]] auto check = [&](const auto &x) {
-        using T = std::decay_t<decltype(x)>;
-        if constexpr (std::is_pointer_v<T>)
+        if constexpr (std::is_pointer_v<std::decay_t<decltype(x)>>)
             sim_check_pointer(name, i, x, stream);
-        else if constexpr (std::is_class_v<T> && std::is_trivially_copyable_v<T>)
-            sim_check_struct(name, i, &x, sizeof x, stream);
         i++;
     };
     std::apply([&](const auto &...x) { (check(x), ...); }, *args);

@@ -50,19 +50,6 @@ static void freed_pointer(void)
     k_fault("fine", 1, x, s);
 }
 
-static void host_pointer_in_struct(void)
-{
-    k_by_value((pointers){1, host, x}, s);
-}
-
-static void freed_pointer_in_struct(void)
-{
-    int *y = device_array(sizeof host);
-    k_by_value((pointers){1, NULL, y}, s);
-    ck_cuda(cudaFree(y));
-    k_by_value((pointers){1, y, x}, s);
-}
-
 static void given_block(void)
 {
     sim_block_given(x + 32, 32 * sizeof(int), s);
@@ -150,30 +137,28 @@ static void both_shared_at_most(void)
     ck_cuda(cudaStreamSynchronize(s));
 }
 
-#define FAULTS(X)              \
-    X(write_past)              \
-    X(write_before)            \
-    X(static_shared_past)      \
-    X(dynamic_shared_past)     \
-    X(host_reads)              \
-    X(host_pointer)            \
-    X(freed_pointer)           \
-    X(host_pointer_in_struct)  \
-    X(freed_pointer_in_struct) \
-    X(given_block)             \
-    X(taken_block)             \
-    X(free_twice)              \
-    X(copy_kind)               \
-    X(copy_of_host_kind)       \
-    X(copy_range)              \
-    X(fill_range)              \
-    X(other_device)            \
-    X(no_threads)              \
-    X(too_many_threads)        \
-    X(no_blocks)               \
-    X(no_dynamic_shared)       \
-    X(dynamic_shared_limit)    \
-    X(both_shared_limit)       \
+#define FAULTS(X)           \
+    X(write_past)           \
+    X(write_before)         \
+    X(static_shared_past)   \
+    X(dynamic_shared_past)  \
+    X(host_reads)           \
+    X(host_pointer)         \
+    X(freed_pointer)        \
+    X(given_block)          \
+    X(taken_block)          \
+    X(free_twice)           \
+    X(copy_kind)            \
+    X(copy_of_host_kind)    \
+    X(copy_range)           \
+    X(fill_range)           \
+    X(other_device)         \
+    X(no_threads)           \
+    X(too_many_threads)     \
+    X(no_blocks)            \
+    X(no_dynamic_shared)    \
+    X(dynamic_shared_limit) \
+    X(both_shared_limit)    \
     X(both_shared_at_most)
 
 bool fault_of_memory(const char *name)

@@ -140,11 +140,6 @@ __global__ void much_shared(int *out)
     out[threadIdx.x] = part[63 - threadIdx.x] + more[63 - threadIdx.x];
 }
 
-__global__ void by_value(pointers p)
-{
-    p.out[threadIdx.x] = p.in ? p.in[0] : 1;
-}
-
 __global__ void fine(int *out)
 {
     out[threadIdx.x] = 1;
@@ -184,11 +179,6 @@ void k_shared_limit(int bytes)
 {
     (void)cudaFuncSetAttribute((const void *)much_shared,
                                cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-}
-
-void k_by_value(pointers p, cudaStream_t s)
-{
-    SIM_LAUNCH(by_value, 1, 64, 0, s, p);
 }
 
 void k_threads(int blocks, int threads, int *out, cudaStream_t s)

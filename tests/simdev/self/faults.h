@@ -23,12 +23,6 @@
     X(write_before)          \
     X(fine)
 
-typedef struct pointers {
-    long number;
-    const int *in;
-    int *out;
-} pointers;
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -37,7 +31,6 @@ void k_fault(const char *name, int blocks, int *out, cudaStream_t s); /* blocks 
 void k_past(int which, int n, int *out, cudaStream_t s);
 void k_much_shared(size_t bytes, int *out, cudaStream_t s); /* and 36000 bytes of static */
 void k_shared_limit(int bytes);
-void k_by_value(pointers p, cudaStream_t s);
 void k_threads(int blocks, int threads, int *out, cudaStream_t s);
 #ifdef __cplusplus
 }

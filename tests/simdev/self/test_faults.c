@@ -53,8 +53,6 @@ static const struct expected {
     {"host_reads", ALL, "HOST access to device memory", "of 256 bytes, at byte 12"},
     {"host_pointer", ALL, "argument 0", "is not a live device pointer"},
     {"freed_pointer", ALL, "argument 0", "is not a live device pointer"},
-    {"host_pointer_in_struct", PLAIN | ASAN, "argument 0, byte 8", "is host memory"},
-    {"freed_pointer_in_struct", ALL, "argument 0", "is not a live device pointer"},
     {"given_block", ASAN, "use-after-poison", "in fine"},
     {"taken_block", TSAN, race, "sim_block_taken"},
     {"free_twice", ALL, "not a live allocation", NULL},
