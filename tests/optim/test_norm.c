@@ -188,7 +188,9 @@ static dt_status wide(dt_world *world, void *arg)
     DT_TRY(bare_mesh(world, 1, 1, &mesh));
     DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(N), "", &layout));
     DT_TRY(dt_full_value(layout, DT_F32, 1.0, &x));
-    ((float *)test_look(dt_tensor_local(x)))[0] = 16384; /* 2^28 */
+    dt_array first = dt_array_rows(dt_tensor_local(x), 0, 1);
+    DT_TRY(dt_array_write(&first, &(float){16384}, 1)); /* 2^28 */
+    dt_array_release(&first);
     const dt_local local = {layout, *dt_tensor_local(x)};
     DT_TRY(dt_global_norm_sync(1, &local, dt_world_comm(world), &norm, NULL));
     TEST_THAT(fabs(norm - sqrt(268435456.0 + N - 1)) <= 1e-12 * norm, "%.17g", norm);
