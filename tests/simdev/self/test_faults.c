@@ -23,6 +23,7 @@ static const int build = TSAN;
 static const int build = PLAIN;
 #endif
 
+static const char *program; /* fault */
 static const char race[] = "ThreadSanitizer: data race";
 
 static const struct expected {
@@ -102,7 +103,7 @@ static void run_fault(const char *name, const char *omit, const char *variable, 
         (void)dup2(out[1], 2);
         (void)setenv("SIMDEV_TIMEOUT", "1", 1);
         (void)setenv(variable, value, 1);
-        (void)execl(FAULT_PROGRAM, "fault", name, omit, NULL);
+        (void)execl(program, "fault", name, omit, NULL);
         _exit(1);
     }
     close(out[1]);
@@ -188,8 +189,9 @@ START_TEST(orders)
 }
 END_TEST
 
-int main(void)
+int main(int argc, char **argv)
 {
+    program = argc > 1 ? argv[1] : "./fault";
     Suite *suite = suite_create("simdev/faults");
     TCase *tc = tcase_create("faults");
     tcase_set_timeout(tc, 120);
