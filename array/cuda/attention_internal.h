@@ -9,16 +9,12 @@
 #include "array/cuda/vec.h"
 
 namespace gpu {
-/* Of dt_attention_args. */
+/* Of dt_attention_args; no padding, so that the simulated device can tell pointers. */
 struct attention_sizes {
     int64_t heads, kv_heads, queries, keys, dim, vdim, group, head_lo, kv_lo;
-    bool q_pos_batched, k_pos_batched, q_doc_batched, k_doc_batched;
     double scale;
-};
-
-/* What queries and keys are compared by; NULL: not causal, one document. */
-struct attention_marks {
-    const int32_t *q_pos, *k_pos, *q_doc, *k_doc;
+    const int32_t *q_pos, *k_pos, *q_doc, *k_doc;           /* NULL: not causal, one document */
+    int64_t q_pos_step, k_pos_step, q_doc_step, k_doc_step; /* from sample to sample */
 };
 
 /* attention_plain.cu: any type and size; attention_mma.cu and attention_mma_backward.cu: where
@@ -31,14 +27,24 @@ void attention_mma_backward(const dt_attention_args *a, const void *delta);
 
 inline attention_sizes sizes_of(const dt_attention_args *a)
 {
-    return {a->heads,         a->kv_heads,      a->queries,       a->keys,  a->dim,
-            a->vdim,          a->group,         a->head_lo,       a->kv_lo, a->q_pos_batched,
-            a->k_pos_batched, a->q_doc_batched, a->k_doc_batched, a->scale};
-}
-
-inline attention_marks marks_of(const dt_attention_args *a)
-{
-    return {a->causal ? a->q_pos : nullptr, a->causal ? a->k_pos : nullptr, a->q_doc, a->k_doc};
+    return {a->heads,
+            a->kv_heads,
+            a->queries,
+            a->keys,
+            a->dim,
+            a->vdim,
+            a->group,
+            a->head_lo,
+            a->kv_lo,
+            a->scale,
+            a->causal ? a->q_pos : nullptr,
+            a->causal ? a->k_pos : nullptr,
+            a->q_doc,
+            a->k_doc,
+            a->q_pos_batched ? a->queries : 0,
+            a->k_pos_batched ? a->keys : 0,
+            a->q_doc_batched ? a->queries : 0,
+            a->k_doc_batched ? a->keys : 0};
 }
 
 /* ---- what is seen ---- */
@@ -49,18 +55,16 @@ struct tokens {
     const int32_t *pos, *doc;
 };
 
-__device__ inline tokens queries_of(const attention_sizes &z, const attention_marks &m, int64_t b)
+__device__ inline tokens queries_of(const attention_sizes &z, int64_t b)
 {
-    const int64_t at = b * z.queries;
-    return {z.queries, m.q_pos ? m.q_pos + (z.q_pos_batched ? at : 0) : nullptr,
-            m.q_doc ? m.q_doc + (z.q_doc_batched ? at : 0) : nullptr};
+    return {z.queries, z.q_pos ? z.q_pos + b * z.q_pos_step : nullptr,
+            z.q_doc ? z.q_doc + b * z.q_doc_step : nullptr};
 }
 
-__device__ inline tokens keys_of(const attention_sizes &z, const attention_marks &m, int64_t b)
+__device__ inline tokens keys_of(const attention_sizes &z, int64_t b)
 {
-    const int64_t at = b * z.keys;
-    return {z.keys, m.k_pos ? m.k_pos + (z.k_pos_batched ? at : 0) : nullptr,
-            m.k_doc ? m.k_doc + (z.k_doc_batched ? at : 0) : nullptr};
+    return {z.keys, z.k_pos ? z.k_pos + b * z.k_pos_step : nullptr,
+            z.k_doc ? z.k_doc + b * z.k_doc_step : nullptr};
 }
 
 /* What one of them is compared by: not there, it sees nothing. */
@@ -115,7 +119,6 @@ constexpr int SEEN = 1024; /* tiles of columns looked at in one go */
  * it and call next() together; both have barriers. */
 template <bool BY_KEYS, int ROWS, int COLS> class walk {
     const attention_sizes &z;
-    const attention_marks &marks;
     uint8_t *seen;          /* [SEEN], shared: of tiles from `from` on */
     int row_tile, row_head; /* which rows: a tile of a head, among the heads of all samples */
     int head, head_end;     /* of columns, among those of all samples */
@@ -127,13 +130,11 @@ template <bool BY_KEYS, int ROWS, int COLS> class walk {
     }
     __device__ tokens rows() const
     {
-        return BY_KEYS ? keys_of(z, marks, row_head / z.kv_heads)
-                       : queries_of(z, marks, row_head / z.heads);
+        return BY_KEYS ? keys_of(z, row_head / z.kv_heads) : queries_of(z, row_head / z.heads);
     }
     __device__ tokens cols() const
     {
-        return BY_KEYS ? queries_of(z, marks, row_head / z.kv_heads)
-                       : keys_of(z, marks, row_head / z.heads);
+        return BY_KEYS ? queries_of(z, row_head / z.kv_heads) : keys_of(z, row_head / z.heads);
     }
     /* The first query head h with (head_lo + h) / group = kv_lo + this key head. */
     __device__ int first_head() const
@@ -145,9 +146,9 @@ template <bool BY_KEYS, int ROWS, int COLS> class walk {
     }
     __device__ void look()
     {
+        __syncthreads(); /* the last `seen` has been read */
         const extent mine = extent_of(rows(), first(), m());
         count = (int)min((ncols() + COLS - 1) / COLS - from, (int64_t)SEEN);
-        __syncthreads(); /* the last `seen` has been read */
         for (int i = (int)threadIdx.x; i < count; i += (int)blockDim.x) {
             const int64_t start = (int64_t)(from + i) * COLS;
             const int n = (int)min(ncols() - start, (int64_t)COLS);
@@ -159,19 +160,19 @@ template <bool BY_KEYS, int ROWS, int COLS> class walk {
     }
 
   public:
-    __device__ walk(const attention_sizes &sizes, const attention_marks &all_marks, int64_t tile_,
-                    int64_t head_, uint8_t *seen_memory)
-        : z(sizes), marks(all_marks), seen(seen_memory), row_tile((int)tile_), row_head((int)head_),
-          from(-SEEN), count(0), tile(-1)
+    /* `tile_` counts the tiles of a head, `head_` the heads of all samples. */
+    __device__ walk(const attention_sizes &sizes, int64_t tile_, int64_t head_,
+                    uint8_t *seen_memory)
+        : z(sizes), seen(seen_memory), row_tile((int)tile_), row_head((int)head_), from(-SEEN),
+          count(0), tile(-1)
     {
+        const int64_t b = row_head / (BY_KEYS ? z.kv_heads : z.heads);
         if (BY_KEYS) {
-            const int64_t b = row_head / z.kv_heads;
             const int64_t low = (z.kv_lo + row_head % z.kv_heads) * z.group - z.head_lo;
             head_end = (int)(b * z.heads + min(low + z.group, z.heads));
         } else {
-            const int64_t b = row_head / z.heads;
-            head_end =
-                (int)(b * z.kv_heads + (z.head_lo + row_head % z.heads) / z.group - z.kv_lo) + 1;
+            const int64_t key_head = (z.head_lo + row_head % z.heads) / z.group - z.kv_lo;
+            head_end = (int)(b * z.kv_heads + key_head) + 1;
         }
         head = head_end - 1;
         if (first_head() < head_end)

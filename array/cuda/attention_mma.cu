@@ -62,18 +62,15 @@ __device__ inline void absorb(float factor, frag_c (&s)[MT][COLS / 8], running<M
 template <class S, int WIDTH, int MT>
 __global__ void __launch_bounds__(THREADS)
     mma_forward(const __grid_constant__ attention_sizes z, const S *q, const S *k, const S *v,
-                const int32_t *q_pos, const int32_t *k_pos, const int32_t *q_doc,
-                const int32_t *k_doc, S *out, float *lse)
+                S *out, float *lse)
 {
     constexpr int ROWS = 64 * MT;
     using memory = forward_memory<S, WIDTH, MT>;
     GPU_DYN_SMEM(memory, mem);
     const swizzled<S, WIDTH> qs = {mem->q}, ks = {mem->k}, vs = {mem->v};
     const int64_t ntiles = (z.queries + ROWS - 1) / ROWS;
-    const attention_marks marks = {q_pos, k_pos, q_doc, k_doc};
     /* The last queries see most keys: they go first. */
-    walk<false, ROWS, COLS> w(z, marks, ntiles - 1 - blockIdx.x % ntiles, blockIdx.x / ntiles,
-                              mem->seen);
+    walk<false, ROWS, COLS> w(z, ntiles - 1 - blockIdx.x % ntiles, blockIdx.x / ntiles, mem->seen);
     const int row = warp() * 16 * MT;
     copies c;
     running<MT> x;
@@ -132,12 +129,11 @@ __global__ void __launch_bounds__(THREADS)
 template <class S, int WIDTH, int MT> void forward(const dt_attention_args *a)
 {
     constexpr size_t bytes = sizeof(forward_memory<S, WIDTH, MT>);
-    const attention_marks m = marks_of(a);
     const int64_t tiles = a->batch * a->heads * ((a->queries + 64 * MT - 1) / (64 * MT));
     GPU_SMEM_LIMIT((mma_forward<S, WIDTH, MT>), bytes);
     GPU_LAUNCH((mma_forward<S, WIDTH, MT>), (unsigned)tiles, THREADS, bytes, dti_gpu_stream(),
-               sizes_of(a), (const S *)a->q, (const S *)a->k, (const S *)a->v, m.q_pos, m.k_pos,
-               m.q_doc, m.k_doc, (S *)a->out, (float *)a->lse);
+               sizes_of(a), (const S *)a->q, (const S *)a->k, (const S *)a->v, (S *)a->out,
+               (float *)a->lse);
 }
 
 template <class S> void forward_of(const dt_attention_args *a)

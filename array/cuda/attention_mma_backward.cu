@@ -99,19 +99,16 @@ template <bool SECOND, class A, class B> __device__ inline auto &choose(A &first
 template <class S, int WIDTH, int WARPS, bool BY_KEYS>
 __global__ void __launch_bounds__(32 * WARPS)
     mma_backward(const __grid_constant__ attention_sizes z, const S *q, const S *k, const S *v,
-                 const int32_t *q_pos, const int32_t *k_pos, const int32_t *q_doc,
-                 const int32_t *k_doc, const S *dout, const float *lse, const float *delta, S *d1,
-                 S *d2)
+                 const S *dout, const float *lse, const float *delta, S *d1, S *d2)
 {
     constexpr int ROWS = 16 * WARPS, THREADS = 32 * WARPS;
     constexpr bool TWO = BY_KEYS && !APART<WIDTH, BY_KEYS>;
     using memory = backward_memory<S, WIDTH, WARPS>;
     GPU_DYN_SMEM(memory, mem);
-    const attention_marks marks = {q_pos, k_pos, q_doc, k_doc};
     const int64_t ntiles = ((BY_KEYS ? z.keys : z.queries) + ROWS - 1) / ROWS;
     const int64_t number = blockIdx.x % ntiles; /* those that see most go first */
-    walk<BY_KEYS, ROWS, COLS> w(z, marks, BY_KEYS ? number : ntiles - 1 - number,
-                                blockIdx.x / ntiles, mem->seen);
+    walk<BY_KEYS, ROWS, COLS> w(z, BY_KEYS ? number : ntiles - 1 - number, blockIdx.x / ntiles,
+                                mem->seen);
     const bool want1 = d1 && (TWO || blockIdx.y == 0);
     const bool want2 = d2 && (TWO || blockIdx.y == 1);
     const sources<S> from = {z, BY_KEYS ? q : k, BY_KEYS ? dout : v, lse, delta};
@@ -166,7 +163,6 @@ template <class S, int WIDTH, int WARPS, bool BY_KEYS>
 void backward(const dt_attention_args *a, const void *delta, void *d1, void *d2)
 {
     constexpr size_t bytes = sizeof(backward_memory<S, WIDTH, WARPS>);
-    const attention_marks m = marks_of(a);
     const int64_t heads = a->batch * (BY_KEYS ? a->kv_heads : a->heads);
     const int64_t rows = BY_KEYS ? a->keys : a->queries;
     const int64_t tiles = heads * ((rows + 16 * WARPS - 1) / (16 * WARPS));
@@ -176,8 +172,7 @@ void backward(const dt_attention_args *a, const void *delta, void *d1, void *d2)
     GPU_LAUNCH((mma_backward<S, WIDTH, WARPS, BY_KEYS>),
                dim3((unsigned)tiles, APART<WIDTH, BY_KEYS> ? 2 : 1), 32 * WARPS, bytes,
                dti_gpu_stream(), sizes_of(a), (const S *)a->q, (const S *)a->k, (const S *)a->v,
-               m.q_pos, m.k_pos, m.q_doc, m.k_doc, (const S *)a->dout, (const float *)a->lse,
-               (const float *)delta, (S *)d1, (S *)d2);
+               (const S *)a->dout, (const float *)a->lse, (const float *)delta, (S *)d1, (S *)d2);
 }
 
 template <class S, int WIDTH, int WARPS> void both(const dt_attention_args *a, const void *delta)

@@ -187,24 +187,20 @@ template <class R> __device__ inline void absorb(tile_memory<R> &mem, running<R>
 
 /* The block's tile of rows and columns of the output: blockIdx = (head and tile, chunk of OUT). */
 template <bool BY_KEYS, class R>
-__device__ inline walk<BY_KEYS, TILE, TILE> walk_of(const attention_sizes &z,
-                                                    const attention_marks &marks,
-                                                    tile_memory<R> *mem)
+__device__ inline walk<BY_KEYS, TILE, TILE> walk_of(const attention_sizes &z, tile_memory<R> *mem)
 {
     const int64_t ntiles = ((BY_KEYS ? z.keys : z.queries) + TILE - 1) / TILE;
-    return {z, marks, blockIdx.x % ntiles, blockIdx.x / ntiles, mem->seen};
+    return {z, blockIdx.x % ntiles, blockIdx.x / ntiles, mem->seen};
 }
 
 template <class S>
 __global__ void __launch_bounds__(THREADS)
     plain_forward(const __grid_constant__ attention_sizes z, const S *q, const S *k, const S *v,
-                  const int32_t *q_pos, const int32_t *k_pos, const int32_t *q_doc,
-                  const int32_t *k_doc, S *out, real<S> *lse)
+                  S *out, real<S> *lse)
 {
     using R = real<S>;
     GPU_DYN_SMEM(tile_memory<R>, mem);
-    const attention_marks marks = {q_pos, k_pos, q_doc, k_doc};
-    auto w = walk_of<false>(z, marks, mem);
+    auto w = walk_of<false>(z, mem);
     const int64_t col = blockIdx.y * (int64_t)OUT;
     running<R> x = {-(R)INFINITY, 0};
     bool seen[PER][PER];
@@ -239,14 +235,11 @@ __global__ void __launch_bounds__(THREADS)
 template <class S, bool BY_KEYS>
 __global__ void __launch_bounds__(THREADS)
     plain_backward(const __grid_constant__ attention_sizes z, const S *q, const S *k, const S *v,
-                   const int32_t *q_pos, const int32_t *k_pos, const int32_t *q_doc,
-                   const int32_t *k_doc, const S *dout, const real<S> *lse, const real<S> *delta,
-                   S *d1, S *d2)
+                   const S *dout, const real<S> *lse, const real<S> *delta, S *d1, S *d2)
 {
     using R = real<S>;
     GPU_DYN_SMEM(tile_memory<R>, mem);
-    const attention_marks marks = {q_pos, k_pos, q_doc, k_doc};
-    auto w = walk_of<BY_KEYS>(z, marks, mem);
+    auto w = walk_of<BY_KEYS>(z, mem);
     const int64_t col = blockIdx.y * (int64_t)OUT;
     const S *x1 = (BY_KEYS ? k : q) + w.at() * z.dim, *x2 = (BY_KEYS ? v : dout) + w.at() * z.vdim;
     const bool want1 = d1 && col < z.dim, want2 = d2 && col < z.vdim;
@@ -289,25 +282,23 @@ dim3 grid_of(int64_t heads, int64_t rows, int64_t width)
 template <class S> void forward(const dt_attention_args *a)
 {
     constexpr size_t bytes = sizeof(tile_memory<real<S>>);
-    const attention_marks m = marks_of(a);
     GPU_SMEM_LIMIT(plain_forward<S>, bytes);
     GPU_LAUNCH(plain_forward<S>, grid_of(a->batch * a->heads, a->queries, a->vdim), THREADS, bytes,
                dti_gpu_stream(), sizes_of(a), (const S *)a->q, (const S *)a->k, (const S *)a->v,
-               m.q_pos, m.k_pos, m.q_doc, m.k_doc, (S *)a->out, (real<S> *)a->lse);
+               (S *)a->out, (real<S> *)a->lse);
 }
 
 template <class S, bool BY_KEYS>
 void backward(const dt_attention_args *a, const void *delta, void *d1, void *d2)
 {
     constexpr size_t bytes = sizeof(tile_memory<real<S>>);
-    const attention_marks m = marks_of(a);
     const int64_t heads = a->batch * (BY_KEYS ? a->kv_heads : a->heads);
     const int64_t width = max(d1 ? a->dim : 0, d2 ? a->vdim : 0);
     GPU_SMEM_LIMIT((plain_backward<S, BY_KEYS>), bytes);
     GPU_LAUNCH((plain_backward<S, BY_KEYS>), grid_of(heads, BY_KEYS ? a->keys : a->queries, width),
                THREADS, bytes, dti_gpu_stream(), sizes_of(a), (const S *)a->q, (const S *)a->k,
-               (const S *)a->v, m.q_pos, m.k_pos, m.q_doc, m.k_doc, (const S *)a->dout,
-               (const real<S> *)a->lse, (const real<S> *)delta, (S *)d1, (S *)d2);
+               (const S *)a->v, (const S *)a->dout, (const real<S> *)a->lse, (const real<S> *)delta,
+               (S *)d1, (S *)d2);
 }
 } // namespace
 

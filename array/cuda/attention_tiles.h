@@ -24,13 +24,15 @@ template <int ROWS, int THREADS, class S, int WIDTH>
 __device__ inline void load_tile(copies &c, swizzled<S, WIDTH> to, const S *from, int n,
                                  int64_t width)
 {
-    constexpr int PACKS = WIDTH / 8;
-    static_assert(ROWS * PACKS % THREADS == 0, "no thread has more to copy than others");
+    constexpr int PACKS = WIDTH / 8, STEP = THREADS / PACKS; /* rows at once */
+    static_assert(ROWS % STEP == 0, "no thread has more to copy than others");
+    const int row = (int)threadIdx.x / PACKS, pack = (int)threadIdx.x % PACKS;
+    const S *p = from + row * width + pack * 8;
 #pragma unroll
-    for (int i = 0; i < ROWS * PACKS / THREADS; i++) {
-        const int at = i * THREADS + (int)threadIdx.x, row = at / PACKS, pack = at % PACKS;
-        const bool there = row < n && pack * 8 < width;
-        c.add16(to.pack(row, pack), there ? from + row * width + pack * 8 : from, there);
+    for (int i = 0; i < ROWS; i += STEP) {
+        const bool there = row + i < n && pack * 8 < width;
+        c.add16(to.pack(row + i, pack), there ? p : from, there);
+        p += STEP * width;
     }
 }
 

@@ -118,7 +118,8 @@ static job make(dt_dtype dtype, const kase *c)
 static gpu_pair given(const gpu_pair *x)
 {
     void *rounded = malloc((size_t)x->n * dt_dtype_size(x->dtype) + 1);
-    dti_cast(x->dtype, rounded, x->wide, x->cpu, x->n);
+    if (x->n > 0)
+        dti_cast(x->dtype, rounded, x->wide, x->cpu, x->n);
     const gpu_pair y = gpu_values(x->dtype, x->n, rounded);
     free(rounded);
     return y;
@@ -201,7 +202,8 @@ static const kase cases[] = {
 START_TEST(test_cases)
 {
     const int number = _i % DT_COUNT(cases), order = _i / DT_COUNT(cases);
-    for (int d = 0; d < (order == 0 ? GPU_FLOATS : 2); d++) {
+    const int floats = cases[number].flags & FAR ? (order == 0) * 2 : order == 0 ? GPU_FLOATS : 2;
+    for (int d = 0; d < floats; d++) {
         gpu_begin(order);
         check(gpu_float[d], &cases[number], number, 7);
         gpu_end();
@@ -213,11 +215,11 @@ END_TEST
 START_TEST(test_wanted)
 {
     for (int wanted = 0; wanted < 7; wanted++) {
-        gpu_begin(_i);
-        check(DT_BF16, &cases[4], 100 + wanted, wanted);
-        gpu_shift(wanted % 2);
-        check(DT_F32, &cases[4], 100 + wanted, wanted);
-        check(DT_BF16, &cases[4], 200 + wanted, wanted);
+        gpu_begin(1);
+        check(DT_BF16, &cases[0], 100 + wanted, wanted);
+        gpu_shift(1);
+        check(DT_F32, &cases[0], 100 + wanted, wanted);
+        check(DT_BF16, &cases[0], 200 + wanted, wanted);
         gpu_end();
     }
 }
@@ -230,6 +232,6 @@ int main(void)
     tcase_set_timeout(tc, 110);
     suite_add_tcase(suite, tc);
     tcase_add_loop_test(tc, test_cases, 0, GPU_ORDERS * DT_COUNT(cases));
-    tcase_add_loop_test(tc, test_wanted, 0, GPU_ORDERS);
+    tcase_add_test(tc, test_wanted);
     return gpu_main(suite);
 }
