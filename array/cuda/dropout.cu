@@ -54,7 +54,6 @@ template <class Index> bool find_runs(const dt_dropout_args *a, int pack, dropou
     int64_t run = last < 0 ? 1 : a->local.dim[last];
     uint64_t stride = last < 0 ? 1 : (uint64_t)a->global.dim[last];
     bool together = true;
-    out->ndim = 0;
     out->base = last < 0 ? 0 : (uint64_t)(a->offset[last] + (last == 0 ? a->first_sample : 0));
     for (int d = last - 1; d >= 0; d--) {
         const int64_t offset = a->offset[d] + (d == 0 ? a->first_sample : 0);
@@ -75,7 +74,7 @@ template <class Index> bool find_runs(const dt_dropout_args *a, int pack, dropou
 template <class S, class Index> void drop(const dt_dropout_args *a, int64_t n, const S *x, S *y)
 {
     constexpr int N = sizeof(S) == 2 ? 8 : 4;
-    dropout_data<Index> d;
+    dropout_data<Index> d = {};
     d.key = a->key;
     d.below = (uint32_t)ceil(a->p * 0x1p24);
     const bool together = find_runs(a, N, &d);

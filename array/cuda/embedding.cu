@@ -21,9 +21,9 @@ __global__ void __launch_bounds__(ROW_THREADS)
         return;
     const int64_t id = ids[t];
     const bool here = id >= a.lo && id < a.hi;
-    row<S, N, 0>::each(a.d, [&](int, int64_t i) {
+    row<S, N, 0>::each(a.d / N, [&](int, int64_t p) {
         const pack<S, N> zero = {};
-        store(y + t * a.d + i, here ? load<N>(w + (id - a.lo) * a.d + i) : zero);
+        pack_at<N>(y + t * a.d, p) = here ? pack_at<N>(w + (id - a.lo) * a.d, p) : zero;
     });
 }
 
@@ -122,8 +122,8 @@ __global__ void __launch_bounds__(COLUMN_THREADS)
 {
     using R = real<S>;
     const tile t(sorted, blockIdx.x, a.tokens);
-    const int64_t c = ((int64_t)blockIdx.y * COLUMN_THREADS + threadIdx.x) * N;
-    if (c >= a.d || t.id(t.first) == NO_ID)
+    const int64_t p = (int64_t)blockIdx.y * COLUMN_THREADS + threadIdx.x;
+    if (p * N >= a.d || t.id(t.first) == NO_ID)
         return;
     R sum[N] = {};
     bool began = !t.joins(t.first);
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(COLUMN_THREADS)
 #pragma unroll
         for (int k = 0; k < AHEAD; k++)
             if (j + k < t.n && t.id(t.first + j + k) != NO_ID)
-                raw[k] = load<N>(dy + (uint32_t)t.pair[t.first + j + k] * a.d + c);
+                raw[k] = pack_at<N>(dy + (uint32_t)t.pair[t.first + j + k] * a.d, p);
 #pragma unroll
         for (int k = 0; k < AHEAD; k++) {
             const int64_t i = t.first + j + k;
@@ -145,9 +145,9 @@ __global__ void __launch_bounds__(COLUMN_THREADS)
             if (!ends && j + k + 1 < t.n)
                 continue;
             if (began && ends)
-                store_real(dw + t.id(i) * a.d + c, sum);
+                pack_at<N>(dw + t.id(i) * a.d, p) = packed<S>(sum);
             else
-                store_real(piece + ((int64_t)blockIdx.x * 2 + began) * a.d + c, sum);
+                pack_at<N>(piece + (2 * (int64_t)blockIdx.x + began) * a.d, p) = packed<R>(sum);
             began = true;
 #pragma unroll
             for (int e = 0; e < N; e++)

@@ -98,7 +98,7 @@ __device__ inline void add_packs(online<S> &sum, const S *z, int64_t packs, int6
 #pragma unroll
     for (int k = 0; k < AHEAD; k++)
         if (first + k * blockDim.x < packs)
-            raw[k] = load<N>(z + (first + k * blockDim.x) * N);
+            raw[k] = pack_at<N>(z, first + k * blockDim.x);
 #pragma unroll
     for (int k = 0; k < AHEAD; k++)
 #pragma unroll
@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
 #pragma unroll
     for (int k = 0; k < AHEAD; k++)
         if (first + k * blockDim.x < all.packs)
-            load_real<N>(z + all.head + (first + k * blockDim.x) * N, x[k]);
+            unpack(pack_at<N>(z + all.head, first + k * blockDim.x), x[k]);
 #pragma unroll
     for (int k = 0; k < AHEAD; k++) {
         const int64_t p = first + k * blockDim.x, i = all.head + p * N;
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
         for (int j = 0; j < N; j++)
             x[k][j] = f(x[k][j], i + j);
         if (p < all.packs)
-            store_real(dz + i, x[k]);
+            pack_at<N>(dz + all.head, p) = packed<D>(x[k]);
     }
     const int64_t i = all.single(first);
     if (first < 2 * N && i < a.n)

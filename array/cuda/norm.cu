@@ -47,9 +47,9 @@ __device__ inline centre<real<S>> centre_of(const norm_data<S> &a, const row<S, 
         return c;
     double sum = 0;
     c.shift = m > 0 ? to_real(x.from[0]) : R(0);
-    x.each(m, [&](int k, int64_t i) {
+    x.each(m, [&](int k, int64_t p) {
         R v[N];
-        x.get(k, i, v);
+        x.get(k, p, v);
 #pragma unroll
         for (int j = 0; j < N; j++)
             v[j] -= c.shift;
@@ -61,10 +61,10 @@ __device__ inline centre<real<S>> centre_of(const norm_data<S> &a, const row<S, 
 
 /* A factor or a term for every column; NULL: `none`. */
 template <int N, class S>
-__device__ inline void column_pack(const S *p, int64_t i, real<S> none, real<S> (&x)[N])
+__device__ inline void column_pack(const S *from, int64_t p, real<S> none, real<S> (&x)[N])
 {
-    if (p) {
-        load_real<N>(p + i, x);
+    if (from) {
+        unpack(pack_at<N>(from, p), x);
         return;
     }
 #pragma unroll
@@ -77,14 +77,14 @@ __global__ void __launch_bounds__(ROW_THREADS) norm_rows(norm_data<S> a)
 {
     using R = real<S>;
     const int64_t r = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
-    const int64_t m = r < a.rows ? a.n : 0;
+    const int64_t m = r < a.rows ? a.n / N : 0;
     row<S, N, K> x;
     x.open(a.x + r * a.n, m);
     const centre<R> c = centre_of(a, x, m);
     double squares = 0;
-    x.each(m, [&](int k, int64_t i) {
+    x.each(m, [&](int k, int64_t p) {
         R v[N];
-        x.get(k, i, v);
+        x.get(k, p, v);
 #pragma unroll
         for (int j = 0; j < N; j++) {
             const double d = v[j] - c.shift - c.mean;
@@ -92,16 +92,17 @@ __global__ void __launch_bounds__(ROW_THREADS) norm_rows(norm_data<S> a)
         }
     });
     const R inv = inverse_root<R>(group_sum(squares) * a.per + a.eps);
-    x.each(m, [&](int k, int64_t i) {
+    x.each(m, [&](int k, int64_t p) {
         R v[N], w[N], b[N];
-        x.get(k, i, v);
-        column_pack(a.w, i, R(1), w);
-        column_pack(a.b, i, R(0), b);
+        x.get(k, p, v);
+        column_pack(a.w, p, R(1), w);
+        column_pack(a.b, p, R(0), b);
 #pragma unroll
         for (int j = 0; j < N; j++)
             v[j] = (v[j] - c.shift - c.mean) * inv * w[j] + b[j];
-        store_real(a.y + r * a.n + i, v);
+        x.put(k, p, v, a.y + r * a.n);
     });
+    x.close(m, a.y + r * a.n);
 }
 
 /* ---- backward ---- */
@@ -120,11 +121,11 @@ __device__ inline row_sums<real<S>> sums_of(const norm_data<S> &a, const row<S, 
     row_sums<R> out;
     const centre<R> c = out.c = centre_of(a, x, m);
     double sum[3] = {0, 0, 0}; /* of d^2, g, g d; d = x - mean */
-    x.each(m, [&](int k, int64_t i) {
+    x.each(m, [&](int k, int64_t p) {
         R d[N], g[N], w[N];
-        x.get(k, i, d);
-        dy.get(k, i, g);
-        column_pack(a.w, i, R(1), w);
+        x.get(k, p, d);
+        dy.get(k, p, g);
+        column_pack(a.w, p, R(1), w);
 #pragma unroll
         for (int j = 0; j < N; j++) {
             d[j] = d[j] - c.shift - c.mean;
@@ -151,9 +152,8 @@ template <class S, int N, int K, bool BIAS> struct column_sums {
 
 /* dx of a row; its terms of dw and db are added to `sums` if registers hold them. */
 template <class S, int N, int K, bool BIAS>
-__device__ inline void backward_row(const norm_data<S> &a, const row<S, N, K> &x,
-                                    const row<S, N, K> &dy, int64_t r, int64_t m,
-                                    column_sums<S, N, K, BIAS> &sums)
+__device__ inline void backward_row(const norm_data<S> &a, row<S, N, K> &x, const row<S, N, K> &dy,
+                                    int64_t r, int64_t m, column_sums<S, N, K, BIAS> &sums)
 {
     using R = real<S>;
     const row_sums<R> s = sums_of(a, x, dy, m);
@@ -161,11 +161,11 @@ __device__ inline void backward_row(const norm_data<S> &a, const row<S, N, K> &x
         a.stats[2 * r] = (double)s.c.shift + s.c.mean;
         a.stats[2 * r + 1] = s.inv;
     }
-    x.each(m, [&](int k, int64_t i) {
+    x.each(m, [&](int k, int64_t p) {
         R u[N], g[N], w[N];
-        x.get(k, i, u);
-        dy.get(k, i, g);
-        column_pack(a.w, i, R(1), w);
+        x.get(k, p, u);
+        dy.get(k, p, g);
+        column_pack(a.w, p, R(1), w);
 #pragma unroll
         for (int j = 0; j < N; j++) {
             u[j] = (u[j] - s.c.shift - s.c.mean) * s.inv;
@@ -176,8 +176,10 @@ __device__ inline void backward_row(const norm_data<S> &a, const row<S, N, K> &x
             g[j] = s.inv * (g[j] * w[j] - s.mean_g - u[j] * s.mean_gu);
         }
         if (a.y)
-            store_real(a.y + r * a.n + i, g);
+            x.put(k, p, g, a.y + r * a.n);
     });
+    if (a.y)
+        x.close(m, a.y + r * a.n);
 }
 
 /* The block's sums, of its groups in order, into its row of `out`. */
@@ -191,10 +193,10 @@ __device__ inline void put_columns(const norm_data<S> &a, const real<S> (&sum)[K
     out += blockIdx.x * a.n;
     const bool alone = blockDim.y == 1;
     R *to = alone ? out : part + threadIdx.y * a.n;
-    row<S, N, K>::each(a.n, [&](int k, int64_t i) {
+    row<S, N, K>::each(a.n / N, [&](int k, int64_t p) {
 #pragma unroll
         for (int j = 0; j < N; j++)
-            to[i + j] = sum[k][j];
+            to[p * N + j] = sum[k][j];
     });
     if (alone)
         return;
@@ -215,14 +217,14 @@ __global__ void __launch_bounds__(ROW_THREADS) norm_backward_rows(norm_data<S> a
     row<S, N, K> x, dy, next_x, next_dy;
     column_sums<S, N, K, BIAS> sums;
     int64_t r = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
-    int64_t m = r < a.rows ? a.n : 0;
+    int64_t m = r < a.rows ? a.n / N : 0;
     next_x.open(a.x + r * a.n, m);
     next_dy.open(a.dy + r * a.n, m);
     for (int64_t first = r - threadIdx.y; first < a.rows; first += step, r += step) {
         x = next_x;
         dy = next_dy;
         const int64_t here = m, next = r + step;
-        m = next < a.rows ? a.n : 0;
+        m = next < a.rows ? a.n / N : 0;
         next_x.open(a.x + next * a.n, m);
         next_dy.open(a.dy + next * a.n, m);
         backward_row(a, x, dy, r, here, sums);
@@ -286,13 +288,18 @@ __global__ void __launch_bounds__(ADD_COLUMNS *ADD_ROWS)
 
 template <class S> norm_data<S> data_of(const dt_norm_args *a, void *y)
 {
-    return {a->rows,          a->n,
-            1 / (double)a->n, a->eps,
-            a->centred,       (const S *)a->x,
-            (const S *)a->w,  (const S *)a->b,
-            (const S *)a->dy, (S *)y,
-            nullptr,          nullptr,
-            nullptr};
+    norm_data<S> d = {};
+    d.rows = a->rows;
+    d.n = a->n;
+    d.per = 1 / (double)a->n;
+    d.eps = a->eps;
+    d.centred = a->centred;
+    d.x = (const S *)a->x;
+    d.w = (const S *)a->w;
+    d.b = (const S *)a->b;
+    d.dy = (const S *)a->dy;
+    d.y = (S *)y;
+    return d;
 }
 
 template <class S> void backward(const dt_norm_args *args, void *dx, void *dw, void *db)

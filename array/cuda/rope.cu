@@ -111,15 +111,15 @@ void dti_cuda_rope(const dt_rope_args *a, bool inverse, const void *x, void *y)
     const dt_rope_options *o = &a->rope;
     if (a->batch <= 0 || a->heads <= 0 || a->seq <= 0 || a->dim < 2)
         return;
-    const rope_data d = {a->batched ? a->batch : 1,
-                         a->batched ? a->heads : a->batch * a->heads,
-                         a->seq,
-                         0,
-                         inverse,
-                         {log2(o->theta), o->factor, o->low_freq_factor, o->high_freq_factor,
-                          o->original_positions, a->dim},
-                         a->positions,
-                         a->first};
+    rope_data d = {};
+    d.outer = a->batched ? a->batch : 1;
+    d.inner = a->batched ? a->heads : a->batch * a->heads;
+    d.seq = a->seq;
+    d.inverse = inverse;
+    d.frequency = {log2(o->theta),        o->factor, o->low_freq_factor, o->high_freq_factor,
+                   o->original_positions, a->dim};
+    d.positions = a->positions;
+    d.first = a->first;
     for_float(a->dtype, [&](auto t) {
         using S = typename decltype(t)::storage;
         rotate(d, (const S *)x, (S *)y);

@@ -2,7 +2,7 @@
  * registers where it fits, so that it is read once. Read first: array/cuda/vec.h.
  *
  * A group is `width` threads: a power of two of at most 32, several groups a block (blockDim.y), or
- * a whole block. Element i of a row belongs to pack i / N, pack p to thread p % width. */
+ * a whole block. A row is cut into packs of N elements; pack p belongs to thread p % width. */
 #pragma once
 
 #include "array/cuda/vec.h"
@@ -30,40 +30,77 @@ inline row_shape shape_of_rows(int64_t rows, int64_t n, int each)
     return {dim3(width, height), (rows + height - 1) / height};
 }
 
-/* The row at hand, of m elements: m is 0 for a group that has none, which goes along for the
- * group operations. KEEP packs of N a thread are held in registers; 0: none, every look is a load.
- */
+/* Pack p of a row. An index where an address would do: nvcc takes accesses apart that it cannot
+ * see to be aligned. */
+template <int N, class S> __device__ inline const pack<S, N> &pack_at(const S *p, int64_t i)
+{
+    return reinterpret_cast<const pack<S, N> *>(p)[i];
+}
+template <int N, class S> __device__ inline pack<S, N> &pack_at(S *p, int64_t i)
+{
+    return reinterpret_cast<pack<S, N> *>(p)[i];
+}
+template <class S, int N> __device__ inline void unpack(const pack<S, N> from, real<S> (&x)[N])
+{
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        x[j] = to_real(from.at[j]);
+}
+template <class S, int N> __device__ inline pack<S, N> packed(const real<S> (&x)[N])
+{
+    pack<S, N> to;
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        to.at[j] = from_real<S>(x[j]);
+    return to;
+}
+
+/* The row at hand, of m packs: 0 for a group that has none, which goes along for the group
+ * operations. KEEP packs a thread are held in registers; 0: none, every look is a load. */
 template <class S, int N, int KEEP> struct row {
     const S *from;
     pack<S, N> held[KEEP ? KEEP : 1];
 
-    /* f(k, i): this thread's pack k, which starts at element i. */
+    /* f(k, p): this thread's pack k, which is pack p of the row. */
     template <class F> __device__ static void each(int64_t m, F f)
     {
-        const int64_t step = (int64_t)blockDim.x * N, first = (int64_t)threadIdx.x * N;
         if constexpr (KEEP == 0) {
 #pragma unroll 4
-            for (int64_t i = first; i < m; i += step)
-                f(0, i);
+            for (int64_t p = threadIdx.x; p < m; p += blockDim.x)
+                f(0, p);
         } else {
 #pragma unroll
             for (int k = 0; k < KEEP; k++)
-                if (first + k * step < m)
-                    f(k, first + k * step);
+                if (threadIdx.x + k * blockDim.x < m)
+                    f(k, (int64_t)(threadIdx.x + k * blockDim.x));
         }
     }
     __device__ void open(const S *p, int64_t m)
     {
         from = p;
         if constexpr (KEEP > 0)
-            each(m, [&](int k, int64_t i) { held[k] = load<N>(p + i); });
+            each(m, [&](int k, int64_t i) { held[k] = pack_at<N>(p, i); });
     }
-    __device__ void get(int k, int64_t i, real<S> (&x)[N]) const
+    __device__ void get(int k, int64_t p, real<S> (&x)[N]) const
     {
-        const pack<S, N> raw = KEEP ? held[k] : load<N>(from + i);
-#pragma unroll
-        for (int j = 0; j < N; j++)
-            x[j] = to_real(raw.at[j]);
+        if constexpr (KEEP > 0)
+            unpack(held[k], x);
+        else
+            unpack(pack_at<N>(from, p), x);
+    }
+    /* What takes the pack's place, of a row that close then writes: loads of other arrays need
+     * not wait for stores. */
+    __device__ void put(int k, int64_t p, const real<S> (&x)[N], S *to)
+    {
+        if constexpr (KEEP > 0)
+            held[k] = packed<S>(x);
+        else
+            pack_at<N>(to, p) = packed<S>(x);
+    }
+    __device__ void close(int64_t m, S *to)
+    {
+        if constexpr (KEEP > 0)
+            each(m, [&](int k, int64_t p) { pack_at<N>(to, p) = held[k]; });
     }
 };
 
@@ -116,18 +153,16 @@ template <class R> __device__ inline R group_max(R x)
 }
 
 /* The sum of a pack, pairwise. */
+template <int N, class T> __device__ inline T sum_pairwise(const T *x)
+{
+    if constexpr (N == 1)
+        return x[0];
+    else
+        return sum_pairwise<N / 2>(x) + sum_pairwise<N / 2>(x + N / 2);
+}
 template <class T, int N> __device__ inline T pack_sum(const T (&x)[N])
 {
-    T s[N];
-#pragma unroll
-    for (int j = 0; j < N; j++)
-        s[j] = x[j];
-#pragma unroll
-    for (int half = N / 2; half > 0; half /= 2)
-#pragma unroll
-        for (int j = 0; j < half; j++)
-            s[j] += s[j + half];
-    return s[0];
+    return sum_pairwise<N>(x);
 }
 
 /* f(size<N>, size<KEEP>): packs of 16 bytes where `packs` and n allow, else single elements; up to

@@ -14,13 +14,13 @@ __global__ void __launch_bounds__(ROW_THREADS)
 {
     using R = real<S>;
     const int64_t r = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
-    const int64_t m = r < rows ? n : 0;
+    const int64_t m = r < rows ? n / N : 0;
     row<S, N, K> x;
     x.open(from + r * n, m);
     R most = -INFINITY;
-    x.each(m, [&](int k, int64_t i) {
+    x.each(m, [&](int k, int64_t p) {
         R v[N];
-        x.get(k, i, v);
+        x.get(k, p, v);
 #pragma unroll
         for (int j = 0; j < N; j++)
             most = largest_op()(most, v[j]);
@@ -28,23 +28,23 @@ __global__ void __launch_bounds__(ROW_THREADS)
     most = group_max(most);
     R held[K ? K : 1][N];
     double sum = 0;
-    x.each(m, [&](int k, int64_t i) {
+    x.each(m, [&](int k, int64_t p) {
         R(&v)[N] = held[k];
-        x.get(k, i, v);
+        x.get(k, p, v);
 #pragma unroll
         for (int j = 0; j < N; j++)
             v[j] = exponential<S>(v[j] - most);
         sum += pack_sum(v);
     });
     const R factor = (R)(1 / group_sum(sum));
-    x.each(m, [&](int k, int64_t i) {
+    x.each(m, [&](int k, int64_t p) {
         R v[N];
         if constexpr (K == 0)
-            x.get(k, i, v);
+            x.get(k, p, v);
 #pragma unroll
         for (int j = 0; j < N; j++)
             v[j] = (K ? held[k][j] : exponential<S>(v[j] - most)) * factor;
-        store_real(y + r * n + i, v);
+        pack_at<N>(y + r * n, p) = packed<S>(v);
     });
 }
 
@@ -54,29 +54,29 @@ __global__ void __launch_bounds__(ROW_THREADS)
 {
     using R = real<S>;
     const int64_t r = (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
-    const int64_t m = r < rows ? n : 0;
+    const int64_t m = r < rows ? n / N : 0;
     row<S, N, K> y, dy;
     y.open(y_from + r * n, m);
     dy.open(dy_from + r * n, m);
     double sum = 0;
-    y.each(m, [&](int k, int64_t i) {
+    y.each(m, [&](int k, int64_t p) {
         R v[N], g[N];
-        y.get(k, i, v);
-        dy.get(k, i, g);
+        y.get(k, p, v);
+        dy.get(k, p, g);
 #pragma unroll
         for (int j = 0; j < N; j++)
             v[j] *= g[j];
         sum += pack_sum(v);
     });
     const R dot = (R)group_sum(sum);
-    y.each(m, [&](int k, int64_t i) {
+    y.each(m, [&](int k, int64_t p) {
         R v[N], g[N];
-        y.get(k, i, v);
-        dy.get(k, i, g);
+        y.get(k, p, v);
+        dy.get(k, p, g);
 #pragma unroll
         for (int j = 0; j < N; j++)
             v[j] *= g[j] - dot;
-        store_real(dx + r * n + i, v);
+        pack_at<N>(dx + r * n, p) = packed<S>(v);
     });
 }
 } // namespace
