@@ -346,6 +346,12 @@ void dt_heap_destroy(dt_heap **heap_ref)
     *heap_ref = NULL;
 }
 
+void dt_heap_abandon(dt_heap *heap)
+{
+    if (heap->device.kind == DT_CUDA)
+        dti_cuda_memory_destroy(&heap->memory);
+}
+
 dt_device dt_heap_device(const dt_heap *heap)
 {
     return heap->device;
