@@ -3,7 +3,11 @@
  *     rank's thread                    queue, in order              the store's thread
  *     put: copy to a free buffer    -> write 256 KiB      ->        pwrite, checksum
  *     prefetch: refill              -> read a storage     ->        pread, checksum, compare
- *     open: wait for the read */
+ *     open: wait for the read
+ *
+ * On cuda the thread reads and writes memory of the host; put and open copy from and to the device.
+ */
+#include "array/device_internal.h"
 #include "array/dt_store.h"
 #include "array/heap_internal.h"
 
@@ -34,6 +38,7 @@ struct dti_slot {
     uint64_t sum; /* of the bytes in the file; the store's thread owns it */
     int opens;
     request read;
+    char *host; /* cuda: what was read and is not on the device yet */
 };
 
 struct dt_store {
@@ -42,6 +47,8 @@ struct dt_store {
     off_t end;
     int nslots;
     dt_array buffers;
+    char *room; /* the buffers, on the host */
+    char *host_buffers;
     request write[DT_STORE_BUFFERS];
     int64_t nwrites;
     pthread_t thread;
@@ -185,6 +192,12 @@ static dt_status start(dt_store *s, dt_heap *heap, const char *folder, int rank)
                            DT_TAG_WORKSPACE, &s->buffers));
     if (dt_array_is_meta(&s->buffers))
         return DT_OK;
+    if (dt_heap_device(heap).kind == DT_CUDA) {
+        dt_array_release(&s->buffers);
+        s->host_buffers = malloc((size_t)DT_STORE_BUFFERS * DT_STORE_BUFFER_BYTES);
+        DT_REQUIRE(s->host_buffers, DT_ERR_NOMEM, "buffers of %s", s->path);
+    }
+    s->room = s->host_buffers ? s->host_buffers : dt_array_data(&s->buffers);
     DT_TRY(open_file(s, folder));
     const int error = pthread_create(&s->thread, NULL, work, s);
     if (error != 0) {
@@ -239,6 +252,7 @@ void dt_store_destroy(dt_store **store)
         (void)close(s->fd);
     }
     dt_array_release(&s->buffers);
+    free(s->host_buffers);
     s->closed = true;
     free_if_unused(s);
     *store = NULL;
@@ -275,8 +289,14 @@ void dti_slot_release(dt_storage *storage)
     slot->store->nslots--;
     free_if_unused(slot->store);
     free(slot->name);
+    free(slot->host);
     free(slot);
     storage->slot = NULL;
+}
+
+static const dti_cuda_arrays *elsewhere(dt_storage *storage)
+{
+    return dti_elsewhere(&(dt_array){.storage = storage});
 }
 
 dt_status dt_storage_prefetch(dt_storage *storage)
@@ -286,6 +306,11 @@ dt_status dt_storage_prefetch(dt_storage *storage)
         return DT_OK;
     DT_TRY(dt_storage_refill(storage));
     slot->read = (request){.slot = slot, .data = storage->data, .bytes = storage->bytes};
+    if (storage->data && elsewhere(storage)) {
+        slot->read.data = slot->host = malloc(storage->bytes);
+        DT_REQUIRE(slot->host, DT_ERR_NOMEM, "%s: %zu bytes of the host", slot->name,
+                   storage->bytes);
+    }
     if (storage->data)
         enqueue(slot->store, &slot->read);
     return DT_OK;
@@ -299,6 +324,10 @@ dt_status dt_storage_open(dt_storage *storage)
     dt_status st = dt_storage_prefetch(storage);
     if (st == DT_OK)
         st = await(slot->store, &slot->read);
+    if (st == DT_OK && slot->host)
+        st = elsewhere(storage)->write(storage->data, slot->host, storage->bytes);
+    free(slot->host);
+    slot->host = NULL;
     if (st == DT_OK)
         return DT_OK;
     slot->opens = 0;
@@ -318,8 +347,12 @@ dt_status dt_storage_put(dt_storage *storage)
         DT_TRY(await(s, r));
         *r = (request){.slot = storage->slot, .at = at, .write = true};
         r->bytes = left < DT_STORE_BUFFER_BYTES ? left : DT_STORE_BUFFER_BYTES;
-        r->data = (char *)dt_array_data(&s->buffers) + b * DT_STORE_BUFFER_BYTES;
-        memcpy(r->data, (const char *)storage->data + at, r->bytes);
+        r->data = s->room + b * DT_STORE_BUFFER_BYTES;
+        const char *from = (const char *)storage->data + at;
+        if (elsewhere(storage))
+            DT_TRY(elsewhere(storage)->read(r->data, from, r->bytes));
+        else
+            memcpy(r->data, from, r->bytes);
         enqueue(s, r);
     }
     return DT_OK;
