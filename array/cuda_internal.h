@@ -51,8 +51,9 @@ void dti_cuda_memory_destroy(const dti_cuda_memory *memory);
 void dti_cuda_block_taken(void *block, size_t bytes, size_t red_zone);
 void dti_cuda_block_given(void *block, size_t bytes);
 
-/* Behind dt_device_count, dt_heap_status and dt_heap_stream. */
+/* Behind dt_device_count, dt_heap_get_counts, dt_heap_status and dt_heap_stream. */
 int dti_cuda_device_count(void);
+dt_heap_counts dti_cuda_counts(void);
 dt_status dti_cuda_status(void);
 void *dti_cuda_stream(void);
 void *dti_cuda_set_stream(void *stream);

@@ -46,6 +46,11 @@ int dti_cuda_device_count(void)
     return 0;
 }
 
+dt_heap_counts dti_cuda_counts(void)
+{
+    return (dt_heap_counts){0};
+}
+
 dt_status dti_cuda_status(void)
 {
     return DT_OK;

@@ -11,6 +11,11 @@ int dt_device_count(dt_device_kind kind)
     return kind == DT_CUDA ? dti_cuda_device_count() : 1;
 }
 
+dt_heap_counts dt_heap_get_counts(const dt_heap *heap)
+{
+    return dt_heap_device(heap).kind == DT_CUDA ? dti_cuda_counts() : (dt_heap_counts){0};
+}
+
 dt_status dt_heap_status(const dt_heap *heap)
 {
     return dt_heap_device(heap).kind == DT_CUDA ? dti_cuda_status() : DT_OK;

@@ -72,6 +72,11 @@ void *dt_heap_set_stream(dt_heap *heap, void *stream);
  * the device's from then on. */
 typedef dt_status (*dt_heap_watch)(void *arg, double waited_s);
 void dt_heap_set_watch(dt_heap *heap, dt_heap_watch watch, void *arg);
+/* cuda: kernels and products that this thread started so far, and its waits; else zeros. */
+typedef struct dt_heap_counts {
+    int64_t launches, waits;
+} dt_heap_counts;
+dt_heap_counts dt_heap_get_counts(const dt_heap *heap);
 dt_heap_stats dt_heap_get_stats(const dt_heap *heap);
 void dt_heap_reset_peaks(dt_heap *heap);
 /* For comm/shm.c: the file that backs the heap (-1: none), where it is mapped, a number peers

@@ -3,164 +3,29 @@
  *
  *     build/bench/train_step gpt2-124m [f32|bf16] [threads=2] [steps=5]
  *
- * Useful FLOP: per token 6 for each parameter that a product uses, and 6 * hidden * seq a layer for
- * attention, which is causal: half the square. The table has the time by op, forward ("op") and
+ * Useful FLOP: bench/trainer.h. The table has the time by op, forward ("op") and
  * backward ("grad"), then memory against the sum of its parts; with more than 20 steps it fails
  * where memory grows. */
 #include "array/dt_kernels.h"
 #include "bench/limits.h"
-#include "fsdp/dt_fsdp.h"
-#include "metrics/dt_metrics.h"
-#include "models/dt_models.h"
-#include "optim/dt_optim.h"
+#include "bench/trainer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-typedef struct shape {
-    const char *name;
-    bool llama;
-    int64_t vocab, hidden, inner, layers, heads, kv_heads, batch, seq;
-} shape;
-
-static const shape shapes[] = {{"gpt2-124m", false, 50304, 768, 3072, 12, 12, 12, 4, 256},
-                               {"llama-25m", true, 3072, 512, 1376, 7, 8, 8, 4, 1024},
-                               {"llama-110m", true, 32000, 768, 2048, 10, 12, 4, 2, 1024},
-                               {"tiny", true, 128, 64, 128, 2, 4, 2, 2, 32}};
+static const trainer_shape shapes[] = {{"gpt2-124m", false, 50304, 768, 3072, 12, 12, 12, 4, 256},
+                                       {"llama-25m", true, 3072, 512, 1376, 7, 8, 8, 4, 1024},
+                                       {"llama-110m", true, 32000, 768, 2048, 10, 12, 4, 2, 1024},
+                                       {"tiny", true, 128, 64, 128, 2, 4, 2, 2, 32}};
 
 typedef struct bench {
-    const shape *s;
-    dt_dtype dtype;
+    trainer t;
     int threads, steps;
-    dt_mesh *mesh;
-    dt_module *model;
-    dt_optim *optim;
-    dt_tape *tape;
-    dt_values in;
-    dt_trace *trace;
     limits limit;
     double best_s, best_ratio;
 } bench;
-
-/* ---- set-up ---- */
-
-static dt_status make_model(const shape *s, dt_module **model)
-{
-    const dt_llama_config llama = {.vocab_size = s->vocab,
-                                   .hidden_size = s->hidden,
-                                   .intermediate_size = s->inner,
-                                   .num_hidden_layers = s->layers,
-                                   .num_attention_heads = s->heads,
-                                   .num_key_value_heads = s->kv_heads,
-                                   .head_dim = s->hidden / s->heads,
-                                   .max_position_embeddings = s->seq,
-                                   .rope.theta = 1e4,
-                                   .rms_norm_eps = 1e-5,
-                                   .initializer_range = 0.02};
-    const dt_gpt2_config gpt2 = {.vocab_size = s->vocab,
-                                 .n_embd = s->hidden,
-                                 .n_layer = s->layers,
-                                 .n_head = s->heads,
-                                 .n_inner = s->inner,
-                                 .n_positions = s->seq,
-                                 .layer_norm_epsilon = 1e-5,
-                                 .initializer_range = 0.02};
-    return s->llama ? dt_llama_create(&llama, model) : dt_gpt2_create(&gpt2, model);
-}
-
-static dt_status make_batch(bench *b)
-{
-    const int64_t n = b->s->batch * b->s->seq;
-    const dt_layout *layout = NULL;
-    int32_t *ids = calloc((size_t)n, sizeof *ids);
-    DT_REQUIRE(ids, DT_ERR_NOMEM, "ids");
-    for (int64_t i = 0; i < n; i++)
-        ids[i] = (int32_t)(i * 7919 % b->s->vocab);
-    b->in.n = 2;
-    dt_status st = dt_mesh_layout_text(b->mesh, DT_SHAPE(b->s->batch, b->s->seq), "", &layout);
-    for (int i = 0; i < 2 && st == DT_OK; i++)
-        st = dt_distribute(layout, DT_I32, ids, &b->in.value[i]);
-    free(ids);
-    return st;
-}
-
-static dt_status set_up(bench *b, dt_world *world)
-{
-    const dt_fsdp_options policy = {.reshard = DT_RESHARD_NEVER, .param_dtype = b->dtype};
-    dt_compute_threads_set(b->threads);
-    DT_TRY(limits_check_cores(b->threads));
-    DT_TRY(limits_create(b->dtype, &b->limit));
-    DT_TRY(dt_trace_create(&b->trace));
-    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0},
-                          &(dt_mesh_options){.axes = {{"dp_shard", 1}}}, &b->mesh));
-    DT_TRY(make_model(b->s, &b->model));
-    for (int i = 0; i < dt_model_nlayers(b->model); i++)
-        DT_TRY(dt_fully_shard(dt_model_layer(b->model, i), b->mesh, "dp_shard", &policy));
-    DT_TRY(dt_fully_shard(b->model, b->mesh, "dp_shard", &policy));
-    DT_TRY(dt_module_materialize(b->model, b->mesh, 1));
-    dt_model_set_loss(b->model, b->s->batch * b->s->seq, 0);
-    DT_TRY(make_batch(b));
-    DT_TRY(dt_adamw_create(b->model, &(dt_adamw_options){.weight_decay = 0.1}, &b->optim));
-    DT_TRY(dt_tape_create(b->mesh, NULL, &b->tape));
-    return DT_OK;
-}
-
-static void tear_down(bench *b)
-{
-    dt_tape_destroy(&b->tape);
-    dt_optim_destroy(&b->optim);
-    dt_tensor_destroy(&b->in.value[0]);
-    dt_tensor_destroy(&b->in.value[1]);
-    dt_module_destroy(&b->model);
-    dt_mesh_destroy(&b->mesh);
-    dt_trace_destroy(&b->trace);
-    limits_destroy(&b->limit);
-}
-
-/* ---- a step ---- */
-
-static void mark(bench *b, const char *name, dt_trace_phase phase)
-{
-    dt_trace_record(b->trace, "step", name, phase, 0, 0);
-}
-
-static dt_status clip_and_update(bench *b)
-{
-    int n = 0;
-    double norm = 0;
-    dt_param *const *p = dt_module_params(b->model, &n);
-    dt_local *grads = calloc((size_t)n + 1, sizeof *grads);
-    DT_REQUIRE(grads, DT_ERR_NOMEM, "%d gradients", n);
-    for (int i = 0; i < n; i++)
-        grads[i] = *dt_tensor_grad(p[i]->tensor);
-    mark(b, "norm", DT_TRACE_BEGIN);
-    dt_comm *comm = NULL;
-    dt_status st = dt_mesh_comm(b->mesh, 1, (const uint8_t[]){0}, 0, &comm);
-    if (st == DT_OK)
-        st = dt_global_norm_sync(n, grads, comm, &norm, NULL);
-    mark(b, "norm", DT_TRACE_END);
-    free(grads);
-    DT_TRY(st);
-    mark(b, "adamw", DT_TRACE_BEGIN);
-    DT_TRY(dt_optim_step(b->optim, 1e-4, dt_clip_factor(norm, 1)));
-    mark(b, "adamw", DT_TRACE_END);
-    return DT_OK;
-}
-
-static dt_status step(bench *b, float *loss)
-{
-    dt_tape_reset(b->tape, NULL);
-    dt_tensor *y = dt_module_call(b->model, b->tape, &b->in).value[0];
-    DT_TRY(dt_tape_status(b->tape));
-    DT_TRY(dt_array_read(dt_tensor_local(y), loss, 1));
-    DT_TRY(dt_backward(b->tape, y));
-    DT_TRY(dt_module_reduce_grads(b->model));
-    DT_TRY(clip_and_update(b));
-    dt_module_clear_grads(b->model);
-    return DT_OK;
-}
 
 /* ---- the table ---- */
 
@@ -191,11 +56,10 @@ static int sum_events(const bench *b, line *lines)
     int64_t count = 0;
     int n = 0, depth = 0;
     double begun_s[DEPTH], inside_s[DEPTH];
-    const dt_trace_event *e = dt_trace_events(b->trace, &count);
+    const dt_trace_event *e = dt_trace_events(b->t.trace, &count);
     for (int64_t i = 0; i < count; i++) {
-        if (e[i].lane != 0 ||
-            (strcmp(e[i].kind, "op") != 0 && strcmp(e[i].kind, "grad") != 0 &&
-             strcmp(e[i].kind, "step") != 0))
+        if (e[i].lane != 0 || (strcmp(e[i].kind, "op") != 0 && strcmp(e[i].kind, "grad") != 0 &&
+                               strcmp(e[i].kind, "step") != 0))
             continue;
         if (e[i].phase == DT_TRACE_BEGIN && depth < DEPTH) {
             begun_s[depth] = e[i].time_s;
@@ -243,7 +107,7 @@ static void print_table(const bench *b, double step_s)
 
 static void print_memory(const bench *b)
 {
-    const dt_heap_stats s = dt_heap_get_stats(dt_mesh_heap(b->mesh));
+    const dt_heap_stats s = dt_heap_get_stats(dt_mesh_heap(b->t.mesh));
     int64_t sum = 0;
     (void)printf("memory: peak %.1f MB, by part", 1e-6 * (double)s.peak_total);
     for (int i = 0; i < DT_NTAGS; i++) {
@@ -262,7 +126,7 @@ typedef struct usage {
 
 static usage usage_now(const bench *b)
 {
-    const dt_heap_stats s = dt_heap_get_stats(dt_mesh_heap(b->mesh));
+    const dt_heap_stats s = dt_heap_get_stats(dt_mesh_heap(b->t.mesh));
     usage u = {s.live_total, s.reserved, 0};
     long long pages = 0;
     FILE *f = fopen("/proc/self/statm", "r");
@@ -288,20 +152,16 @@ static dt_status check_growth(const bench *b, usage early)
     return DT_OK;
 }
 
-static double useful_flops(const bench *b)
-{
-    const shape *s = b->s;
-    const double tokens = (double)(s->batch * s->seq);
-    return tokens * (6 * (double)dt_flops_matmul_params(b->model) +
-                     6 * (double)(s->layers * s->hidden * s->seq));
-}
-
 static dt_status body(dt_world *world, void *arg)
 {
     bench *b = arg;
     float loss = 0;
-    DT_TRY(set_up(b, world));
-    dt_world_set_trace(world, b->trace);
+    dt_compute_threads_set(b->threads);
+    DT_TRY(limits_check_cores(b->threads));
+    DT_TRY(limits_create(b->t.dtype, &b->limit));
+    DT_TRY(dt_trace_create(&b->t.trace));
+    DT_TRY(trainer_create(&b->t, world, (dt_device){DT_CPU, 0}));
+    dt_world_set_trace(world, b->t.trace);
     b->best_s = 1e30;
     usage early = {0};
     for (int i = 0; i <= b->steps; i++) { /* the first one warms up */
@@ -309,10 +169,10 @@ static dt_status body(dt_world *world, void *arg)
             DT_TRY(limits_probe(&b->limit));
         if (i == SETTLED)
             early = usage_now(b);
-        dt_trace_clear(b->trace);
-        dt_heap_reset_peaks(dt_mesh_heap(b->mesh));
+        dt_trace_clear(b->t.trace);
+        dt_heap_reset_peaks(dt_mesh_heap(b->t.mesh));
         const double start_s = limits_now_s();
-        DT_TRY(step(b, &loss));
+        DT_TRY(trainer_step(&b->t, &loss));
         const double took_s = limits_now_s() - start_s;
         if (i > 0 && took_s < b->best_s)
             b->best_s = took_s;
@@ -325,29 +185,31 @@ static dt_status body(dt_world *world, void *arg)
     if (b->steps > SETTLED)
         DT_TRY(check_growth(b, early));
     dt_world_set_trace(world, NULL);
-    const double rate = useful_flops(b) / b->best_s;
+    const double rate = trainer_flops(&b->t) / b->best_s;
     (void)printf(
         "%s %s, %d threads, %lld tokens: best step %.1f ms, %.0f tokens/s, %.1f GFLOP/s = "
         "%.2f of products' %.1f; copies %.1f GB/s\n",
-        b->s->name, dt_dtype_name(b->dtype), b->threads, (long long)b->s->batch * b->s->seq,
-        1e3 * b->best_s, (double)(b->s->batch * b->s->seq) / b->best_s, 1e-9 * rate,
+        b->t.s->name, dt_dtype_name(b->t.dtype), b->threads, (long long)b->t.s->batch * b->t.s->seq,
+        1e3 * b->best_s, (double)(b->t.s->batch * b->t.s->seq) / b->best_s, 1e-9 * rate,
         rate / b->limit.flops_per_s, 1e-9 * b->limit.flops_per_s, 1e-9 * b->limit.bytes_per_s);
-    tear_down(b);
+    trainer_destroy(&b->t);
+    dt_trace_destroy(&b->t.trace);
+    limits_destroy(&b->limit);
     return DT_OK;
 }
 
 static dt_status parse(int argc, char **argv, bench *b)
 {
-    *b = (bench){.s = &shapes[0], .threads = 2, .steps = 5};
+    *b = (bench){.t.s = &shapes[0], .threads = 2, .steps = 5};
     for (int i = 1; i < argc; i++) {
         bool known = false;
         for (int k = 0; k < DT_COUNT(shapes); k++)
             if (!strcmp(argv[i], shapes[k].name)) {
-                b->s = &shapes[k];
+                b->t.s = &shapes[k];
                 known = true;
             }
         if (!strcmp(argv[i], "bf16") || !strcmp(argv[i], "f32")) {
-            b->dtype = *argv[i] == 'b' ? DT_BF16 : DT_F32;
+            b->t.dtype = *argv[i] == 'b' ? DT_BF16 : DT_F32;
             known = true;
         }
         known |= sscanf(argv[i], "threads=%d", &b->threads) == 1;

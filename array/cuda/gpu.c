@@ -86,6 +86,11 @@ dti_gpu_counts dti_gpu_get_counts(void)
     return mine ? mine->counts : (dti_gpu_counts){0};
 }
 
+dt_heap_counts dti_cuda_counts(void)
+{
+    return mine ? (dt_heap_counts){mine->counts.launches, mine->counts.waits} : (dt_heap_counts){0};
+}
+
 dti_gpu_kept *dti_gpu_products(void)
 {
     return &mine->products;
