@@ -49,7 +49,7 @@ END_TEST
 START_TEST(sharding_is_replicating_bit_for_bit)
 {
     law_run shard = {0}, replicate = {0};
-    law_case c = {.golden = cases[_i], .ranks = 3, .steps = 3};
+    law_case c = {.golden = cases[_i], .ranks = 3, .steps = 3, .eps = LAW_SMOOTH_EPS};
     ck_ok(law_train(&c, &replicate));
     c.dp_shard = 3;
     ck_ok(law_train(&c, &shard));
