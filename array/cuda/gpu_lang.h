@@ -1,6 +1,6 @@
 /* array/cuda/gpu_lang.h - the device language, for nvcc and, where kernels run on the simulated
  * device of tests/simdev, for g++ and clang++. The first header of every .cu file (array/cuda/vec.h
- * includes it); which CUDA is portable: tests/simdev/README.md. */
+ * includes it); what runs on both: docs/cuda.md. */
 #pragma once
 
 #include <stdint.h>
