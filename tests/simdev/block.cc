@@ -155,6 +155,12 @@ void sim_fiber_body()
 
 /* ---- barriers and warps ---- */
 
+/* One place of the source; objects may have copies of its file's name. */
+static bool is_same(int line, const char *file, int other_line, const char *other_file)
+{
+    return line == other_line && (file == other_file || !strcmp(file, other_file));
+}
+
 int sim_barrier(int value, const char *file, int line)
 {
     int me = block.current, turn = block.turn;
@@ -164,7 +170,7 @@ int sim_barrier(int value, const char *file, int line)
         block.file = file;
         block.line = line;
         block.sum = 0;
-    } else if (line != block.line || strcmp(file, block.file)) {
+    } else if (!is_same(line, file, block.line, block.file)) {
         divergence("barrier divergence: threads of a block wait at different barriers");
     }
     block.sum += value;
@@ -211,7 +217,7 @@ const uint64_t *sim_warp_rv(unsigned mask, const uint64_t *value, int op, const 
         wait_at(AT_WARP_OP, file, line);
         divergence("a warp operation names lanes that have exited");
     }
-    if (m->arrived && (m->op != op || m->line != line || strcmp(m->file, file))) {
+    if (m->arrived && (m->op != op || !is_same(line, file, m->line, m->file))) {
         wait_at(AT_WARP_OP, file, line);
         divergence("warp divergence: lanes of one mask meet at different warp operations");
     }

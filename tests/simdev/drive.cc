@@ -142,8 +142,10 @@ void sim_drive(const std::function<bool()> &done, const std::function<cudaStream
 
 void sim_poll(cudaStream_t want)
 {
+    bool any = false;
     sim_memory_open();
-    bool any = step(want);
+    for (uint32_t i = sim_random() % 32 + 1; i > 0 && step(want); i--)
+        any = true;
     sim_memory_close();
     if (!any)
         sim_unlock_while([] { sched_yield(); });
@@ -166,10 +168,10 @@ void sim_drain_device(int device)
 static void run_some_early()
 {
     bool eager = sim_settings.schedule == SIM_EAGER;
-    if (!eager && (sim_settings.schedule != SIM_RANDOM || sim_random() % 4))
-        return;
+    if (!eager && (sim_settings.schedule != SIM_RANDOM || sim_random() % 16))
+        return; /* opening device memory takes its time */
     sim_memory_open();
-    for (uint32_t i = sim_random() % 4; (eager || i > 0) && step(nullptr); i--) {
+    for (uint32_t i = sim_random() % 16; (eager || i > 0) && step(nullptr); i--) {
     }
     sim_memory_close();
 }

@@ -81,7 +81,7 @@ uint64_t sim_next_serial(cudaStream_t stream);          /* of the op enqueued ne
 /* Run device work until `done`. In the order "demand" nothing but what want() needs runs. */
 void sim_drive(const std::function<bool()> &done, const std::function<cudaStream_t()> &want);
 void sim_wait_for_stream(cudaStream_t stream, const std::function<bool()> &done);
-void sim_poll(cudaStream_t want); /* one step, if there is one */
+void sim_poll(cudaStream_t want); /* a few ops, if there are any that can run */
 void sim_drain_device(int device);
 /* The accesses of an op, as made by a stream; for ops that work on several streams. */
 void sim_as_stream(cudaStream_t stream, const std::function<void()> &body);
