@@ -91,7 +91,7 @@ static void put(void *p, int i, ncclDataType_t type, double v)
     case ncclFloat64: ((double *)p)[i] = v; break;
     case ncclBfloat16: ((uint16_t *)p)[i] = (uint16_t)(bits >> 16); break;
     default: /* f16 of a small number with few bits */
-        ((uint16_t *)p)[i] = (uint16_t)((bits >> 23) - 112) << 10 | (bits >> 13 & 0x3ff);
+        ((uint16_t *)p)[i] = (uint16_t)(((bits >> 23) - 112) << 10 | (bits >> 13 & 0x3ff));
     }
 }
 
