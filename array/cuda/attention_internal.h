@@ -121,9 +121,13 @@ template <bool BY_KEYS, int ROWS, int COLS> class walk {
     const attention_sizes &z;
     uint8_t *seen;          /* [SEEN], shared: of tiles from `from` on */
     int row_tile, row_head; /* which rows: a tile of a head, among the heads of all samples */
-    int head, head_end;     /* of columns, among those of all samples */
+    int head_end, head;     /* of columns, among those of all samples */
     int from, count, tile;  /* tiles of columns: looked at, and which of these it is */
 
+    __device__ int64_t nrows() const
+    {
+        return BY_KEYS ? z.keys : z.queries;
+    }
     __device__ int64_t ncols() const
     {
         return BY_KEYS ? z.queries : z.keys;
@@ -136,13 +140,21 @@ template <bool BY_KEYS, int ROWS, int COLS> class walk {
     {
         return BY_KEYS ? queries_of(z, row_head / z.kv_heads) : keys_of(z, row_head / z.heads);
     }
-    /* The first query head h with (head_lo + h) / group = kv_lo + this key head. */
+    /* Heads of one sample: query heads h read key head (head_lo + h) / group - kv_lo. */
+    __device__ int64_t low_head() const
+    {
+        return BY_KEYS ? (z.kv_lo + row_head % z.kv_heads) * z.group - z.head_lo
+                       : (z.head_lo + row_head % z.heads) / z.group - z.kv_lo;
+    }
     __device__ int first_head() const
     {
-        if (!BY_KEYS)
-            return head_end - 1;
-        const int64_t low = (z.kv_lo + row_head % z.kv_heads) * z.group - z.head_lo;
-        return (int)(row_head / z.kv_heads * z.heads + max(low, (int64_t)0));
+        return BY_KEYS ? (int)(row_head / z.kv_heads * z.heads + max(low_head(), (int64_t)0))
+                       : head_end - 1;
+    }
+    __device__ int end_head() const
+    {
+        return BY_KEYS ? (int)(row_head / z.kv_heads * z.heads + min(low_head() + z.group, z.heads))
+                       : (int)(row_head / z.heads * z.kv_heads + low_head() + 1);
     }
     __device__ void look()
     {
@@ -160,20 +172,12 @@ template <bool BY_KEYS, int ROWS, int COLS> class walk {
     }
 
   public:
-    /* `tile_` counts the tiles of a head, `head_` the heads of all samples. */
-    __device__ walk(const attention_sizes &sizes, int64_t tile_, int64_t head_,
+    /* Rows of tile `number` of a head, of all samples' heads. */
+    __device__ walk(const attention_sizes &sizes, int64_t number, int64_t row_head_,
                     uint8_t *seen_memory)
-        : z(sizes), seen(seen_memory), row_tile((int)tile_), row_head((int)head_), from(-SEEN),
-          count(0), tile(-1)
+        : z(sizes), seen(seen_memory), row_tile((int)number), row_head((int)row_head_),
+          head_end(end_head()), from(-SEEN), count(0), tile(-1)
     {
-        const int64_t b = row_head / (BY_KEYS ? z.kv_heads : z.heads);
-        if (BY_KEYS) {
-            const int64_t low = (z.kv_lo + row_head % z.kv_heads) * z.group - z.head_lo;
-            head_end = (int)(b * z.heads + min(low + z.group, z.heads));
-        } else {
-            const int64_t key_head = (z.head_lo + row_head % z.heads) / z.group - z.kv_lo;
-            head_end = (int)(b * z.kv_heads + key_head) + 1;
-        }
         head = head_end - 1;
         if (first_head() < head_end)
             next();
@@ -207,11 +211,11 @@ template <bool BY_KEYS, int ROWS, int COLS> class walk {
     }
     __device__ int64_t at() const
     {
-        return row_head * (BY_KEYS ? z.keys : z.queries) + first();
+        return row_head * nrows() + first();
     }
     __device__ int m() const
     {
-        return (int)min((BY_KEYS ? z.keys : z.queries) - first(), (int64_t)ROWS);
+        return (int)min(nrows() - first(), (int64_t)ROWS);
     }
     /* The same of the columns of the tile. */
     __device__ int64_t column() const

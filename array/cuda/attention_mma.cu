@@ -59,6 +59,29 @@ __device__ inline void absorb(float factor, frag_c (&s)[MT][COLS / 8], running<M
     });
 }
 
+/* Write m rows of out and lse, of which this warp has those from `row` on. */
+template <class S, int WIDTH, int MT>
+__device__ inline void finish(const running<MT> &x, const frag_c (&o)[MT][WIDTH / 8],
+                              swizzled<S, WIDTH> tile, int row, int m, const attention_sizes &z,
+                              S *out, float *lse)
+{
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++) {
+        float inverse[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            float sum = x.sum[mt][h];
+            sum += __shfl_xor_sync(ALL_LANES, sum, 1);
+            sum += __shfl_xor_sync(ALL_LANES, sum, 2);
+            inverse[h] = sum > 0 ? 1 / sum : 0;
+            const int r = row + mt * 16 + row_of(2 * h);
+            if (r < m && lane() % 4 == 0)
+                lse[r] = sum > 0 ? x.max[mt][h] * (float)z.scale + logf(sum) : 0;
+        }
+        write_rows(tile, row + mt * 16, o[mt], inverse[0], inverse[1], out, m, z.vdim);
+    }
+}
+
 template <class S, int WIDTH, int MT>
 __global__ void __launch_bounds__(THREADS)
     mma_forward(const __grid_constant__ attention_sizes z, const S *q, const S *k, const S *v,
@@ -108,22 +131,7 @@ __global__ void __launch_bounds__(THREADS)
     }
     c.wait<0>();
     __syncthreads();
-#pragma unroll
-    for (int mt = 0; mt < MT; mt++) {
-        float inverse[2];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            float sum = x.sum[mt][h];
-            sum += __shfl_xor_sync(ALL_LANES, sum, 1);
-            sum += __shfl_xor_sync(ALL_LANES, sum, 2);
-            inverse[h] = sum > 0 ? 1 / sum : 0;
-            const int r = row + mt * 16 + row_of(2 * h);
-            if (r < w.m() && lane() % 4 == 0)
-                lse[w.at() + r] = sum > 0 ? x.max[mt][h] * (float)z.scale + logf(sum) : 0;
-        }
-        write_rows(qs, row + mt * 16, o[mt], inverse[0], inverse[1], out + w.at() * z.vdim, w.m(),
-                   z.vdim);
-    }
+    finish(x, o, qs, row, w.m(), z, out + w.at() * z.vdim, lse + w.at());
 }
 
 template <class S, int WIDTH, int MT> void forward(const dt_attention_args *a)

@@ -156,6 +156,32 @@ static double largest(const gpu_pair *x)
     return most;
 }
 
+/* The root mean square of what the device is off by, to that of the values: a bound that small
+ * elements meet too. 16 bits only. */
+static void check_mean(const gpu_pair *x, const char *what, int number)
+{
+    const int64_t all = dt_array_count(&x->array);
+    const size_t size = dt_dtype_size(x->dtype);
+    if (x->n == 0 || size != 2)
+        return;
+    char *host = malloc((size_t)all * size);
+    float *got = malloc((size_t)all * sizeof *got);
+    ck_ok(dt_array_read(&x->array, host, all));
+    dti_cast(DT_F32, got, x->dtype, host + ((char *)x->gpu - (char *)dt_array_data(&x->array)),
+             x->n);
+    double off = 0, whole = 0;
+    for (int64_t i = 0; i < x->n; i++) {
+        const double want = (double)((float *)x->cpu)[i];
+        off += ((double)got[i] - want) * ((double)got[i] - want);
+        whole += want * want;
+    }
+    const double limit = x->dtype == DT_BF16 ? 0x1p-7 : 0x1p-10;
+    ck_assert_msg(off <= limit * limit * whole, "%s of case %d: off by %g of the whole", what,
+                  number, sqrt(off / whole));
+    free(got);
+    free(host);
+}
+
 /* What 16 bits round on the way, exponentials and their gradients, are terms of sums that are as
  * large as the largest element. */
 static void check(dt_dtype dtype, const kase *c, int number, int wanted)
@@ -165,14 +191,17 @@ static void check(dt_dtype dtype, const kase *c, int number, int wanted)
     cpu->attention(&j.cpu);
     gpu->attention(&j.gpu);
     gpu_same(&j.out, largest(&j.v), "out of case %d", number);
+    check_mean(&j.out, "out", number);
     gpu_same(&j.lse, 0, "lse of case %d of %s", number, dt_dtype_name(dtype));
     make_backward(&j, wanted);
     cpu->attention_backward(&j.cpu);
     gpu->attention_backward(&j.gpu);
     const gpu_pair *d[] = {&j.dq, &j.dk, &j.dv};
     for (int i = 0; i < 3; i++)
-        if (wanted >> i & 1)
+        if (wanted >> i & 1) {
             gpu_same(d[i], largest(d[i]), "d%c of case %d, %d wanted", "qkv"[i], number, wanted);
+            check_mean(d[i], (const char *[]){"dq", "dk", "dv"}[i], number);
+        }
 }
 
 static const kase cases[] = {

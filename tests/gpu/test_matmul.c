@@ -112,6 +112,31 @@ START_TEST(test_sizes_of_zero)
 }
 END_TEST
 
+/* The table of products is about shapes: other operands, at other places, are used. */
+START_TEST(test_shape_again)
+{
+    uint32_t state = 3;
+    gpu_begin(0);
+    dt_array between[4];
+    skip = 0;
+    for (int i = 0; i < DT_COUNT(between); i++) {
+        ck_ok(dt_array_create(gpu_heap(), DT_F32, DT_SHAPE(8), DT_TAG_WORKSPACE, &between[i]));
+        const dt_matmul_args p = {.dtype = DT_BF16,
+                                  .dtype_c = i < 2 ? DT_BF16 : DT_F32,
+                                  .batch = 1,
+                                  .m = 3,
+                                  .n = 8,
+                                  .k = 5,
+                                  .alpha = 1,
+                                  .bias = ""};
+        matmul_check(by_device, p, 0, false, &state);
+    }
+    for (int i = 0; i < DT_COUNT(between); i++)
+        dt_array_release(&between[i]);
+    gpu_end();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("gpu_matmul");
@@ -120,5 +145,6 @@ int main(void)
     suite_add_tcase(suite, tc);
     tcase_add_loop_test(tc, test_against_triple_loop, 0, DT_COUNT(pairs));
     tcase_add_loop_test(tc, test_sizes_of_zero, 0, DT_COUNT(pairs));
+    tcase_add_test(tc, test_shape_again);
     return gpu_main(suite);
 }
