@@ -31,6 +31,7 @@ START_TEST(test_blocks)
         {.global = {3, {8, 6, 32}}, .local = {3, {2, 6, 32}}, .offset = {4}},
         {.global = {3, {8, 6, 32}}, .local = {3, {8, 3, 32}}, .offset = {0, 3}, .first_sample = 2},
         {.global = {3, {8, 6, 32}}, .local = {3, {8, 6, 16}}, .offset = {0, 0, 16}},
+        {.global = {3, {8, 6, 30}}, .local = {3, {8, 6, 16}}},
         {.global = {3, {8, 6, 31}}, .local = {3, {8, 6, 10}}, .offset = {0, 0, 21}},
         {.global = {4, {3, 4, 5, 8}}, .local = {4, {2, 4, 3, 8}}, .offset = {1, 0, 2}},
         {.global = {4, {3, 4, 5, 8}}, .local = {4, {2, 4, 0, 8}}},

@@ -71,17 +71,17 @@ START_TEST(test_loss_rows)
 }
 END_TEST
 
-/* -inf where logits are masked: some, the first thousand, all; rows that rise, and NaN. */
+/* -inf where logits are masked: some, all that a thread sees first, all; rising rows, and NaN. */
 START_TEST(test_logits_that_end)
 {
-    enum { ROWS = 5, N = 3001 };
+    enum { ROWS = 5, N = 20000 };
     static float z[ROWS][N];
     static double bytes[ROWS * N];
     for (int d = 0; d < GPU_FLOATS; d++) {
         for (int r = 0; r < ROWS; r++)
             for (int i = 0; i < N; i++) {
-                const bool masked = r == 0 ? i % 3 == 0 : r == 1 ? i < 1000 : r == 2;
-                z[r][i] = masked ? -INFINITY : r == 3 ? (float)i / 8 : 0.25f * (float)(i % 9);
+                const bool masked = r == 0 ? i % 3 == 0 : r == 1 ? i < 17000 : r == 2;
+                z[r][i] = masked ? -INFINITY : r == 3 ? (float)i / 64 : 0.25f * (float)(i % 9);
             }
         z[4][77] = NAN;
         dti_cast(gpu_float[d], bytes, DT_F32, z, ROWS * N);
