@@ -81,7 +81,8 @@ typedef struct dt_attention_args {
     int64_t group, head_lo, kv_lo;
     double scale;
     bool causal;
-    const int32_t *q_pos, *k_pos, *q_doc, *k_doc; /* [queries], [keys], or with batch; docs: NULL */
+    const int32_t *q_pos, *k_pos, *q_doc, *k_doc; /* [queries], [keys], or with batch; or NULL */
+    int64_t q_first, k_first; /* positions without an array: first, first + 1, ... */
     bool q_pos_batched, k_pos_batched, q_doc_batched, k_doc_batched;
     const void *q, *k, *v;
     void *out, *lse; /* [batch, heads, queries, vdim]; log of the row's sum of exponentials [batch,

@@ -25,8 +25,10 @@ enum {
 
 /* What a block of queries may see. */
 typedef struct view {
-    int m;                        /* queries */
-    const int32_t *q_pos, *k_pos; /* NULL: not causal */
+    int m; /* queries */
+    bool causal;
+    const int32_t *q_pos, *k_pos; /* NULL: counted from q_first, k_first */
+    int64_t q_first, k_first;
     const int32_t *q_doc, *k_doc; /* NULL: one document */
 } view;
 
@@ -34,11 +36,14 @@ typedef enum sight { SIGHT_NONE, SIGHT_SOME, SIGHT_ALL } sight;
 
 static view view_at(const dt_attention_args *a, int64_t b, int64_t first)
 {
-    view v = {.m = a->queries - first < BLOCK ? (int)(a->queries - first) : BLOCK};
-    if (a->causal) {
+    view v = {.m = a->queries - first < BLOCK ? (int)(a->queries - first) : BLOCK,
+              .causal = a->causal,
+              .q_first = a->q_first + first,
+              .k_first = a->k_first};
+    if (a->q_pos)
         v.q_pos = a->q_pos + (a->q_pos_batched ? b * a->queries : 0) + first;
+    if (a->k_pos)
         v.k_pos = a->k_pos + (a->k_pos_batched ? b * a->keys : 0);
-    }
     if (a->q_doc) {
         v.q_doc = a->q_doc + (a->q_doc_batched ? b * a->queries : 0) + first;
         v.k_doc = a->k_doc + (a->k_doc_batched ? b * a->keys : 0);
@@ -46,19 +51,31 @@ static view view_at(const dt_attention_args *a, int64_t b, int64_t first)
     return v;
 }
 
+static int32_t q_position(const view *v, int64_t i)
+{
+    return v->q_pos ? v->q_pos[i] : (int32_t)(v->q_first + i);
+}
+
+static int32_t k_position(const view *v, int64_t key)
+{
+    return v->k_pos ? v->k_pos[key] : (int32_t)(v->k_first + key);
+}
+
 /* Do the queries see none, some or all of the keys [key, key + n)? "Some" is always right. */
 static sight sight_of(const view *v, int64_t key, int n)
 {
-    if (!v->q_pos)
+    if (!v->causal)
         return v->q_doc ? SIGHT_SOME : SIGHT_ALL;
-    int32_t q_low = v->q_pos[0], q_high = q_low, k_low = v->k_pos[key], k_high = k_low;
+    int32_t q_low = q_position(v, 0), q_high = q_low, k_low = k_position(v, key), k_high = k_low;
     for (int i = 1; i < v->m; i++) {
-        q_low = v->q_pos[i] < q_low ? v->q_pos[i] : q_low;
-        q_high = v->q_pos[i] > q_high ? v->q_pos[i] : q_high;
+        const int32_t p = q_position(v, i);
+        q_low = p < q_low ? p : q_low;
+        q_high = p > q_high ? p : q_high;
     }
     for (int j = 1; j < n; j++) {
-        k_low = v->k_pos[key + j] < k_low ? v->k_pos[key + j] : k_low;
-        k_high = v->k_pos[key + j] > k_high ? v->k_pos[key + j] : k_high;
+        const int32_t p = k_position(v, key + j);
+        k_low = p < k_low ? p : k_low;
+        k_high = p > k_high ? p : k_high;
     }
     if (k_low > q_high)
         return SIGHT_NONE;

@@ -38,33 +38,48 @@ template <class S> void make_delta(const dt_attention_args *a, real<S> *delta)
         GPU_LAUNCH((row_dots<S, 1>), blocks(rows, BLOCK), BLOCK, 0, dti_gpu_stream(), rows, a->vdim,
                    dout, out, delta);
 }
+
+/* Arrays for positions that are counted. */
+dt_attention_args with_positions(const dt_attention_args *a)
+{
+    dt_attention_args b = *a;
+    if (a->causal && (!a->q_pos || !a->k_pos)) {
+        const int64_t q_last = a->q_first + a->queries, k_last = a->k_first + a->keys;
+        const int32_t *all = dti_gpu_count_up(max(q_last, k_last));
+        b.q_pos = a->q_pos ? a->q_pos : all + a->q_first;
+        b.k_pos = a->k_pos ? a->k_pos : all + a->k_first;
+    }
+    return b;
+}
 } // namespace
 
-void dti_cuda_attention(const dt_attention_args *a)
+void dti_cuda_attention(const dt_attention_args *args)
 {
-    if (a->batch == 0 || a->heads == 0 || a->queries == 0)
+    if (args->batch == 0 || args->heads == 0 || args->queries == 0)
         return;
-    if (gpu::attention_fits_mma(a))
-        gpu::attention_mma(a);
+    const dt_attention_args a = with_positions(args);
+    if (gpu::attention_fits_mma(&a))
+        gpu::attention_mma(&a);
     else
-        gpu::attention_plain(a);
+        gpu::attention_plain(&a);
 }
 
-void dti_cuda_attention_backward(const dt_attention_args *a)
+void dti_cuda_attention_backward(const dt_attention_args *args)
 {
     void *delta = nullptr;
-    const int64_t rows = a->batch * a->heads * a->queries;
-    if (a->batch == 0)
+    const int64_t rows = args->batch * args->heads * args->queries;
+    if (args->batch == 0)
         return;
+    const dt_attention_args a = with_positions(args);
     if (rows > 0) {
-        delta = dti_gpu_scratch((size_t)rows * (a->dtype == DT_F64 ? 8 : 4));
-        gpu::for_float(a->dtype, [&](auto t) {
+        delta = dti_gpu_scratch((size_t)rows * (a.dtype == DT_F64 ? 8 : 4));
+        gpu::for_float(a.dtype, [&](auto t) {
             using S = typename decltype(t)::storage;
-            make_delta<S>(a, (gpu::real<S> *)delta);
+            make_delta<S>(&a, (gpu::real<S> *)delta);
         });
     }
-    if (gpu::attention_fits_mma(a))
-        gpu::attention_mma_backward(a, delta);
+    if (gpu::attention_fits_mma(&a))
+        gpu::attention_mma_backward(&a, delta);
     else
-        gpu::attention_plain_backward(a, delta);
+        gpu::attention_plain_backward(&a, delta);
 }

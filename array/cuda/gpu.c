@@ -8,15 +8,20 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { SCRATCH_MIN = 1 << 20, ERROR_BYTES = 512 };
+enum { ROOM_MIN = 1 << 20, ERROR_BYTES = 512 };
+
+/* Device memory that grows and is never given back before the end. */
+typedef struct room {
+    void *p;
+    size_t bytes;
+} room;
 
 typedef struct context {
     int device, heaps;
     cudaStream_t compute, current; /* current: where kernels go */
     dt_heap_watch watch;
     void *watch_arg;
-    void *scratch;
-    size_t scratch_bytes;
+    room scratch, count_up;
     dti_gpu_kept products;
     dti_gpu_counts counts;
     cudaError_t error;
@@ -129,20 +134,35 @@ void dti_gpu_sync(void)
     (void)DTI_GPU(error);
 }
 
-void *dti_gpu_scratch(size_t bytes)
+/* At least `bytes`; what a smaller one held is lost. */
+static void *grown(room *r, size_t bytes)
 {
-    if (bytes <= mine->scratch_bytes)
-        return mine->scratch;
-    size_t want = mine->scratch_bytes > 0 ? 2 * mine->scratch_bytes : SCRATCH_MIN;
+    if (bytes <= r->bytes)
+        return r->p;
+    size_t want = r->bytes > 0 ? 2 * r->bytes : ROOM_MIN;
     want = bytes > want ? bytes : want;
     /* What is on the stream may still use the old bytes. */
     dti_gpu_sync();
-    (void)DTI_GPU(cudaFree(mine->scratch));
-    mine->scratch = NULL;
-    mine->scratch_bytes = 0;
-    if (DTI_GPU(cudaMalloc(&mine->scratch, want)))
-        mine->scratch_bytes = want;
-    return mine->scratch;
+    (void)DTI_GPU(cudaFree(r->p));
+    *r = (room){0};
+    if (DTI_GPU(cudaMalloc(&r->p, want)))
+        r->bytes = want;
+    return r->p;
+}
+
+void *dti_gpu_scratch(size_t bytes)
+{
+    return grown(&mine->scratch, bytes);
+}
+
+const int32_t *dti_gpu_count_up(int64_t n)
+{
+    room *r = &mine->count_up;
+    const size_t before = r->bytes;
+    int32_t *p = grown(r, (size_t)n * sizeof *p);
+    if (p && r->bytes != before)
+        dti_cuda_range((int64_t)(r->bytes / sizeof *p), 0, p);
+    return p;
 }
 
 static void close_context(context *c)
@@ -150,7 +170,8 @@ static void close_context(context *c)
     (void)cudaStreamSynchronize(c->compute);
     if (c->products.drop)
         c->products.drop(c->products.state);
-    (void)cudaFree(c->scratch);
+    (void)cudaFree(c->scratch.p);
+    (void)cudaFree(c->count_up.p);
     (void)cudaStreamDestroy(c->compute);
     if (mine == c)
         mine = NULL;

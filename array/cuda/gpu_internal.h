@@ -16,6 +16,9 @@ cudaStream_t dti_gpu_stream(void);
  * which may give the same bytes. Grows rarely; what fits costs nothing. NULL, with the error kept,
  * where the device has no memory. */
 void *dti_gpu_scratch(size_t bytes);
+/* 0, 1, ... at least to n - 1, kept for what follows on the compute stream: made anew, with a wait,
+ * where an n is larger than all before. NULL as above. */
+const int32_t *dti_gpu_count_up(int64_t n);
 /* Keep the first error of this thread's context: DTI_GPU(cudaMemcpyAsync(...)). True: fine. The
  * error stays; dti_cuda_status gives it. */
 bool dti_gpu_ok(cudaError_t error, const char *what, const char *file, int line);

@@ -155,10 +155,12 @@ static dt_status arguments(dt_op_call *c, dt_attention_args *out)
     int64_t hi;
     dt_op_range(c, Q, 1, &a.head_lo, &hi);
     dt_op_range(c, K, 1, &a.kv_lo, &hi);
-    if (attr->causal) {
-        DT_TRY(dti_positions(c, Q_POSITIONS, Q, q, &a.q_pos));
-        DT_TRY(dti_positions(c, K_POSITIONS, K, k, &a.k_pos));
-    }
+    dt_op_range(c, Q, 2, &a.q_first, &hi);
+    dt_op_range(c, K, 2, &a.k_first, &hi);
+    if (c->in_layout[Q_POSITIONS])
+        a.q_pos = dt_array_data(&c->in[Q_POSITIONS]);
+    if (c->in_layout[K_POSITIONS])
+        a.k_pos = dt_array_data(&c->in[K_POSITIONS]);
     if (c->in_layout[Q_DOCUMENTS]) {
         a.q_doc = dt_array_data(&c->in[Q_DOCUMENTS]);
         a.k_doc = dt_array_data(&c->in[K_DOCUMENTS]);

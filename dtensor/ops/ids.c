@@ -99,18 +99,3 @@ dt_status dti_positions_follow(const dt_rule *r, int i, int lead, const char *wh
     }
     return dti_follows(r, &f);
 }
-
-dt_status dti_positions(dt_op_call *c, int i, int lead, const dt_array *x, const int32_t **out)
-{
-    if (c->in_layout[i]) {
-        *out = dt_array_data(&c->in[i]);
-        return DT_OK;
-    }
-    dt_array *index;
-    int64_t lo, hi;
-    dt_op_range(c, lead, 2, &lo, &hi);
-    DT_TRY(dt_op_scratch(c, DT_I32, DT_SHAPE(x->shape.dim[2]), &index));
-    dti_math(c)->range(hi - lo, (int32_t)lo, dt_array_data(index));
-    *out = dt_array_data(index);
-    return DT_OK;
-}

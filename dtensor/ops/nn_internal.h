@@ -42,10 +42,6 @@ DT_NODISCARD dt_status dti_ids_check(dt_op_call *c, int i, int64_t limit, int64_
 
 /* Positions [S] or [B, S] follow dims 2 and 0 of x_BHSD, operand `lead`. */
 DT_NODISCARD dt_status dti_positions_follow(const dt_rule *r, int i, int lead, const char *what);
-/* The elements of operand i, or where it was left out the global indices along dim 2 of operand
- * `lead`, whose local part is `x`. */
-DT_NODISCARD dt_status dti_positions(dt_op_call *c, int i, int lead, const dt_array *x,
-                                     const int32_t **out);
 
 /* ---- norms: layernorm.c ---- */
 

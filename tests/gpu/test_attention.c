@@ -8,8 +8,8 @@
 #include <stdlib.h>
 
 /* HIDDEN: positions that leave queries without keys and keys without queries; FAR: so many tiles
- * that they are not looked at in one go. */
-enum { CAUSAL = 1, SHUFFLED = 2, BATCHED = 4, DOCUMENTS = 8, HIDDEN = 16, FAR = 32 };
+ * that they are not looked at in one go; COUNTED: positions without an array. */
+enum { CAUSAL = 1, SHUFFLED = 2, BATCHED = 4, DOCUMENTS = 8, HIDDEN = 16, FAR = 32, COUNTED = 64 };
 enum { MANY = 1024 * 64 + 100 };
 
 typedef struct kase {
@@ -66,8 +66,10 @@ static void add_marks(job *j)
     for (int side = 0; side < 2; side++) {
         dt_attention_args *a = side ? &j->gpu : &j->cpu;
         a->causal = c->flags & CAUSAL;
-        a->q_pos = side ? q_pos.gpu : q_pos.cpu;
-        a->k_pos = side ? k_pos.gpu : k_pos.cpu;
+        a->q_first = c->keys > c->queries ? c->keys - c->queries : 0;
+        a->k_first = c->keys < c->queries ? 50 : 0;
+        a->q_pos = c->flags & COUNTED ? NULL : side ? q_pos.gpu : q_pos.cpu;
+        a->k_pos = c->flags & COUNTED ? NULL : side ? k_pos.gpu : k_pos.cpu;
         a->q_pos_batched = a->k_pos_batched = batched;
         if (c->flags & DOCUMENTS) {
             a->q_doc = side ? q_doc.gpu : q_doc.cpu;
@@ -220,6 +222,8 @@ static const kase cases[] = {
     {1, 1, 1, 1, 300, 64, 128, 1, 0, 0, 0},
     {1, 1, 1, 3, MANY, 8, 8, 1, 0, 0, CAUSAL | FAR},
     {1, 2, 1, MANY, 3, 8, 8, 2, 0, 0, CAUSAL | FAR},
+    {2, 4, 2, 70, 190, 16, 24, 2, 0, 0, CAUSAL | COUNTED},
+    {1, 2, 1, 200, 130, 64, 64, 2, 0, 0, CAUSAL | COUNTED | DOCUMENTS},
     {0, 2, 2, 4, 4, 8, 8, 1, 0, 0, CAUSAL},
     {2, 0, 2, 4, 5, 8, 8, 1, 0, 0, CAUSAL},
     {2, 2, 2, 0, 5, 8, 8, 1, 0, 0, CAUSAL},
