@@ -70,18 +70,19 @@ void dti_cast_elsewhere(dt_array *dst, const dt_array *src)
         to->cast(dst->dtype, dt_array_data(dst), src->dtype, dt_array_data(src), n);
         return;
     }
-    /* The host converts, in memory of the type that is on the device. */
-    void *room = n > 0 ? malloc(dt_array_bytes(to ? dst : src)) : NULL;
-    if (!room)
-        return;
-    if (to) {
-        dti_cast(dst->dtype, room, src->dtype, dt_array_data(src), n);
-        (void)to->write(dt_array_data(dst), room, dt_array_bytes(dst));
-    } else {
-        (void)from->read(room, dt_array_data(src), dt_array_bytes(src));
-        dti_cast(dst->dtype, dt_array_data(dst), src->dtype, room, n);
+    /* The host converts, piece by piece, from or to the type that is on the device. */
+    enum { PIECE = 4096 };
+    double room[PIECE];
+    for (int64_t at = 0; at < n; at += PIECE) {
+        const int64_t m = n - at < PIECE ? n - at : PIECE;
+        void *out = dti_at(dst->dtype, dt_array_data(dst), at);
+        const void *in = dti_at(src->dtype, dt_array_data(src), at);
+        if (from)
+            (void)from->read(room, in, (size_t)m * dt_dtype_size(src->dtype));
+        dti_cast(dst->dtype, to ? room : out, src->dtype, from ? room : in, m);
+        if (to)
+            (void)to->write(out, room, (size_t)m * dt_dtype_size(dst->dtype));
     }
-    free(room);
 }
 
 const void *dt_array_look(const dt_array *a, void **copy_out)

@@ -84,6 +84,8 @@ static void cast_16(dt_dtype to, void *dst, dt_dtype from, const void *src, int6
 
 void dti_cast(dt_dtype to, void *dst, dt_dtype from, const void *src, int64_t n)
 {
+    if (n == 0) /* the pointers may be NULL */
+        return;
     if (to == from)
         memmove(dst, src, (size_t)n * dt_dtype_size(to));
     else if (is_16(from) && to == DT_F32)

@@ -312,7 +312,7 @@ void dti_nccl_forget(dt_work *w)
     dti_nccl *g = w->comm->nccl;
     if (!w->event)
         return;
-    if (g->nspare < DTI_SPARE_EVENTS)
+    if (g && g->nspare < DTI_SPARE_EVENTS) /* NULL: it was closed, and the call had failed */
         g->spare[g->nspare++] = w->event;
     else
         (void)cudaEventDestroy(w->event);

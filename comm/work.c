@@ -130,6 +130,13 @@ bool dt_work_done(dt_work *work)
     return !work || (work->event ? dti_nccl_done(work) : dti_lane_done(work));
 }
 
+static void wait_on_device(dt_work *w)
+{
+    w->status = dti_nccl_wait(w);
+    if (w->status != DT_OK)
+        dti_copy_text(w->message, sizeof w->message, dt_error_trace());
+}
+
 dt_status dt_work_wait(dt_work **work)
 {
     dt_work *w = *work;
@@ -138,7 +145,7 @@ dt_status dt_work_wait(dt_work **work)
     *work = NULL;
     dti_event(w, "wait", DT_TRACE_BEGIN, 0);
     if (w->event)
-        w->status = dti_nccl_wait(w);
+        wait_on_device(w);
     else
         dti_lane_wait(w);
     dti_event(w, "wait", DT_TRACE_END, 0);

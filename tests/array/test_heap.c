@@ -261,7 +261,8 @@ START_TEST(test_failures)
     heap = new_heap(DT_CPU, (size_t)1 << 62, 0);
     expect_failure(heap, DT_U8, DT_SHAPE((int64_t)1 << 50), DT_ERR_NOMEM, "reserved");
     dt_heap_destroy(&heap);
-    ck_assert_int_eq(dt_heap_create((dt_device){.kind = DT_CUDA}, NULL, &heap), DT_ERR_DEVICE);
+    if (dt_device_count(DT_CUDA) == 0)
+        ck_assert_int_eq(dt_heap_create((dt_device){.kind = DT_CUDA}, NULL, &heap), DT_ERR_DEVICE);
     ck_assert_ptr_null(heap);
     dt_heap_destroy(&heap);
 }
