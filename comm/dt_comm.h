@@ -84,8 +84,9 @@ bool dt_world_check(const dt_world *world, const char *what);
 bool dt_world_fault(const dt_world *world, const char *name);
 /* N of name:N, and of name:N@R on rank R; 0: no such fault here. */
 int64_t dt_world_fault_number(const dt_world *world, const char *name);
-void dt_world_set_check(dt_world *world, const char *names); /* comma list; "" none */
-void dt_world_set_fault(dt_world *world, const char *names); /* comma list; "" none */
+/* names: a comma list; "" or NULL none. */
+void dt_world_set_check(dt_world *world, const char *names);
+void dt_world_set_fault(dt_world *world, const char *names);
 /* Calls of these kinds (bits 1 << dt_call) take delay_ms longer, as on a slow network (tests of
  * overlap). DT_FAULT=slow_comm:MS does it for all kinds; the other faults of comm/ are listed in
  * switches.c. */

@@ -40,7 +40,7 @@ bool dt_world_check(const dt_world *world, const char *what)
 
 void dt_world_set_check(dt_world *world, const char *names)
 {
-    (void)snprintf(world->checks, sizeof world->checks, "%s", names);
+    (void)snprintf(world->checks, sizeof world->checks, "%s", names ? names : "");
 }
 
 bool dt_world_fault(const dt_world *world, const char *name)
@@ -73,9 +73,9 @@ void dt_world_set_delay(dt_world *world, unsigned kinds, int delay_ms)
 
 void dt_world_set_fault(dt_world *world, const char *names)
 {
-    (void)snprintf(world->faults, sizeof world->faults, "%s", names);
+    (void)snprintf(world->faults, sizeof world->faults, "%s", names ? names : "");
     char delay_ms[64] = "0";
-    (void)find_entry(names, "slow_comm", delay_ms, sizeof delay_ms);
+    (void)find_entry(world->faults, "slow_comm", delay_ms, sizeof delay_ms);
     dt_world_set_delay(world, (1u << DT_NCALLS) - 1, (int)strtol(delay_ms, NULL, 10));
 }
 
@@ -125,8 +125,8 @@ dt_status dti_switches_read(dt_world *world)
                            "checkpoint_kill,checkpoint_full"));
     world->explain = explain && (strcmp(explain, "all") == 0 ||
                                  (speaks && explain[0] && strcmp(explain, "0") != 0));
-    dt_world_set_check(world, checks ? checks : "");
-    dt_world_set_fault(world, faults ? faults : "");
+    dt_world_set_check(world, checks);
+    dt_world_set_fault(world, faults);
     const int64_t failing = dt_world_fault_number(world, "alloc");
     if (failing > 0)
         world->heap_options.fail_after = failing;

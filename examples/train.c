@@ -10,6 +10,7 @@
 #include "examples/train_checkpoint.h"
 #include "examples/train_report.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -92,6 +93,7 @@ int main(int argc, char **argv)
     dt_world *world = NULL;
     train_config config = {0};
     bool done = false;
+    (void)signal(SIGXFSZ, SIG_IGN); /* beyond a limit on file sizes writes fail, and say so */
     DT_MUST(dt_world_create(NULL, &world)); /* first: then what fails on all ranks is told once */
     FILE *out = dt_world_rank(world) == 0 ? stdout : NULL;
     DT_MUST(dt_world_agree_sync(world, train_config_parse(argc, argv, out, &config, &done)));

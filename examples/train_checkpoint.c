@@ -21,8 +21,6 @@ static void listen_to_signals(void)
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     (void)sigaction(SIGTERM, &action, NULL);
     (void)sigaction(SIGUSR1, &action, NULL);
-    action.sa_handler = SIG_IGN; /* a limit on file sizes: writes fail instead */
-    (void)sigaction(SIGXFSZ, &action, NULL);
 }
 
 /* ---- going on ---- */

@@ -73,6 +73,21 @@ static bool same_file(const char *a, const char *b)
            x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
+static bool in_folder(const char *file, const char *folder)
+{
+    char *at = strdup(file);
+    if (!at)
+        return true;
+    char *slash = strrchr(at, '/');
+    struct stat x, y;
+    if (slash)
+        slash[slash == at] = '\0';
+    const bool same = stat(slash ? at : ".", &x) == 0 && stat(folder, &y) == 0 &&
+                      x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+    free(at);
+    return same;
+}
+
 static dt_status try_all(const train_config *c)
 {
     const struct {
@@ -86,6 +101,11 @@ static dt_status try_all(const train_config *c)
             DT_REQUIRE(!same_file(file[i].path, file[k].path), DT_ERR_ARG,
                        "%s=%s is the file of %s, which it would overwrite; give another",
                        file[i].key, file[i].path, file[k].key);
+    for (int i = 0; i < WRITTEN && c->model_init; i++)
+        DT_REQUIRE(!file[i].path || !in_folder(file[i].path, c->model_init), DT_ERR_ARG,
+                   "%s=%s is in the folder of model.init, of whose files it could overwrite one; "
+                   "give another",
+                   file[i].key, file[i].path);
     for (int i = 0; i < WRITTEN; i++)
         if (file[i].path)
             DT_TRY(try_file(file[i].key, file[i].path, file[i].path));

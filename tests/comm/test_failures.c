@@ -265,7 +265,7 @@ static dt_status swapped_and_dropped(dt_world *world, void *arg)
     DT_TRY(dt_all_gather(dt_world_comm(world), 1, &part, "", &work));
     DT_TRY(dt_work_wait(&work));
     TEST_THAT(got[0] == 1 && got[1] == 0 && got[2] == 2, "swapped");
-    dt_world_set_fault(world, "");
+    dt_world_set_fault(world, NULL);
     DT_TRY(dt_all_gather(dt_world_comm(world), 1, &part, "", &work));
     DT_TRY(dt_work_wait(&work));
     TEST_THAT(got[0] == 0 && got[1] == 1 && got[2] == 2, "no fault");

@@ -127,6 +127,16 @@ for name, entry in header.items():
     norm, logged = math.sqrt(sum(x * x for x in data)), first[-1]["params"][name]["norm"]
     suite.near([norm], [logged], 1e-9 * norm, "the saved %s is that of the last step" % name)
 saved = ["--model.config=" + suite.path("model", "config.json"), "--model.init=" + suite.path("model")]
+for key in ["log.json", "log.plot", "log.trace"]:
+    status, out, err = run([TRAIN] + saved + BASE[1:] + ["--%s=%s" % (key, suite.path("model", "model.safetensors"))])
+    suite.check(status != 0 and "is in the folder of model.init" in err, "%s over the model: %s" % (key, err))
+with open(suite.path("model", "model.safetensors"), "rb") as f:
+    suite.check(f.read() == raw, "the model is as it was")
+# A limit on the size of files (here 512 bytes, which a heap that ranks share goes beyond, and the log) ends no run by a signal.
+for ranks in [1, 2]:
+    limited = launch("threads", BASE + ["--log.json=" + suite.path("limited.json")], ranks)
+    status, out, err = run(["sh", "-c", 'ulimit -f 1; exec "$@"', "sh"] + limited)
+    suite.check(status > 0 and "File too large" in err, "beyond a limit on files, %d ranks: %s %s" % (ranks, status, err))
 # Weights do not depend on data: a run on from the saved model starts with the loss that an evaluation of the same batch
 # gives at the end of the first run, and a run at rate 0 keeps it to the bit.
 still, _ = train(BASE + saved[1:] + ["--optim.lr=0", "--train.global_batch=41", "--train.steps=2"])
