@@ -15,11 +15,6 @@
 #include <string.h>
 #include <unistd.h>
 
-static const trainer_shape shapes[] = {{"gpt2-124m", false, 50304, 768, 3072, 12, 12, 12, 4, 256},
-                                       {"llama-25m", true, 3072, 512, 1376, 7, 8, 8, 4, 1024},
-                                       {"llama-110m", true, 32000, 768, 2048, 10, 12, 4, 2, 1024},
-                                       {"tiny", true, 128, 64, 128, 2, 4, 2, 2, 32}};
-
 typedef struct bench {
     trainer t;
     int threads, steps;
@@ -200,14 +195,11 @@ static dt_status body(dt_world *world, void *arg)
 
 static dt_status parse(int argc, char **argv, bench *b)
 {
-    *b = (bench){.t.s = &shapes[0], .threads = 2, .steps = 5};
+    *b = (bench){.t.s = trainer_shape_named("gpt2-124m"), .threads = 2, .steps = 5};
     for (int i = 1; i < argc; i++) {
-        bool known = false;
-        for (int k = 0; k < DT_COUNT(shapes); k++)
-            if (!strcmp(argv[i], shapes[k].name)) {
-                b->t.s = &shapes[k];
-                known = true;
-            }
+        const trainer_shape *named = trainer_shape_named(argv[i]);
+        bool known = named != NULL;
+        b->t.s = named ? named : b->t.s;
         if (!strcmp(argv[i], "bf16") || !strcmp(argv[i], "f32")) {
             b->t.dtype = *argv[i] == 'b' ? DT_BF16 : DT_F32;
             known = true;
