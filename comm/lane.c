@@ -3,11 +3,10 @@
  * Whoever holds `running` executes the head of the queue, so calls of a lane run one at a time, in
  * host program order, on
  *   - the waiting thread: dt_work_wait executes queued calls up to its own. A call that is waited
- * for
- *     at once costs no thread switch;
+ *     for at once costs no thread switch;
  *   - the lane's worker thread, which lanes 1..3 start at their first call. Lane 0 has none: its
- * calls
- *     run when they are waited for. So what should overlap with computing goes on a channel >= 1.
+ *     calls run when they are waited for. What should overlap with computing goes on a channel
+ *     >= 1.
  * Point-to-point calls do not hold the lane: when all earlier calls have run (often at the call
  * itself) they start, and then fly until both sides have started; sends and receives of two ranks
  * may thus be issued in any order. A collective first waits for flying calls of its own
@@ -18,6 +17,18 @@
 #include <signal.h>
 #include <string.h>
 #include <time.h>
+
+static void lock(dti_lane *lane)
+{
+    if (lane->has_worker)
+        pthread_mutex_lock(&lane->lock);
+}
+
+static void unlock(dti_lane *lane)
+{
+    if (lane->has_worker)
+        pthread_mutex_unlock(&lane->lock);
+}
 
 static bool is_message(const dt_work *w)
 {
@@ -83,9 +94,9 @@ static dt_status land_flights(dti_lane *lane, dt_work *before)
                                  before->comm->world->timeout_s, dt_call_name(w->kind),
                                  (long long)w->sequence, w->label);
         test_flight(lane, w);
-        pthread_mutex_unlock(&lane->lock);
+        unlock(lane);
         dti_pause(since);
-        pthread_mutex_lock(&lane->lock);
+        lock(lane);
     }
 }
 
@@ -101,10 +112,10 @@ static void run_head(dti_lane *lane)
     dti_ring_mark(w, DTI_RING_RUNS);
     dti_event(w, "comm", DT_TRACE_BEGIN, event_lane(w));
     dt_status st = is_message(w) ? DT_OK : land_flights(lane, w);
-    pthread_mutex_unlock(&lane->lock);
+    unlock(lane);
     if (st == DT_OK)
         st = is_message(w) ? w->comm->ops->start(w) : dti_work_run(w);
-    pthread_mutex_lock(&lane->lock);
+    lock(lane);
     lane->running = false;
     if (st == DT_OK && is_message(w)) {
         w->state = DTI_FLYING;
@@ -144,7 +155,7 @@ static void poll_flights(dti_lane *lane)
 static void *work_on(void *arg)
 {
     dti_lane *lane = arg;
-    pthread_mutex_lock(&lane->lock);
+    lock(lane);
     while (!lane->stop) {
         if (lane->head && !lane->running)
             run_head(lane);
@@ -153,7 +164,7 @@ static void *work_on(void *arg)
         else
             pthread_cond_wait(&lane->wake, &lane->lock);
     }
-    pthread_mutex_unlock(&lane->lock);
+    unlock(lane);
     return NULL;
 }
 
@@ -163,11 +174,13 @@ static dt_status start_worker(dti_lane *lane)
     sigset_t all, old;
     sigfillset(&all);
     (void)pthread_sigmask(SIG_SETMASK, &all, &old);
+    lane->has_worker = true; /* before the worker looks */
     const int error = pthread_create(&lane->worker, NULL, work_on, lane);
+    if (error != 0)
+        lane->has_worker = false;
     (void)pthread_sigmask(SIG_SETMASK, &old, NULL);
     DT_REQUIRE(error == 0, DT_ERR_NOMEM, "cannot start a communication worker: %s",
                strerror(error));
-    lane->has_worker = true;
     return DT_OK;
 }
 
@@ -176,7 +189,7 @@ dt_status dti_lane_issue(dt_work *w)
     dti_lane *lane = &w->comm->world->lane[w->comm->channel];
     if (w->comm->channel > 0 && !lane->has_worker)
         DT_TRY(start_worker(lane));
-    pthread_mutex_lock(&lane->lock);
+    lock(lane);
     w->state = DTI_QUEUED;
     w->next = NULL;
     if (lane->tail)
@@ -188,7 +201,7 @@ dt_status dti_lane_issue(dt_work *w)
         run_head(lane);
     else
         pthread_cond_signal(&lane->wake);
-    pthread_mutex_unlock(&lane->lock);
+    unlock(lane);
     return DT_OK;
 }
 
@@ -199,7 +212,7 @@ void dti_lane_wait(dt_work *w)
     dti_lane *lane = &w->comm->world->lane[w->comm->channel];
     double since = 0;
     int looks = 0;
-    pthread_mutex_lock(&lane->lock);
+    lock(lane);
     while (w->state != DTI_DONE) {
         if ((w->state == DTI_QUEUED && !lane->running) || can_start_message(lane)) {
             run_head(lane);
@@ -209,26 +222,26 @@ void dti_lane_wait(dt_work *w)
                 continue;
             since = since > 0 ? since : dti_now();
             w->deadline_s = since + w->comm->world->timeout_s;
-            pthread_mutex_unlock(&lane->lock);
+            unlock(lane);
             dti_pause(since);
-            pthread_mutex_lock(&lane->lock);
+            lock(lane);
         } else {
             pthread_cond_wait(&lane->done, &lane->lock);
         }
     }
-    pthread_mutex_unlock(&lane->lock);
+    unlock(lane);
 }
 
 bool dti_lane_done(dt_work *w)
 {
     dti_lane *lane = &w->comm->world->lane[w->comm->channel];
-    pthread_mutex_lock(&lane->lock);
+    lock(lane);
     while (can_start_message(lane))
         run_head(lane);
     if (w->state == DTI_FLYING)
         test_flight(lane, w);
     const bool done = w->state == DTI_DONE;
-    pthread_mutex_unlock(&lane->lock);
+    unlock(lane);
     return done;
 }
 
@@ -252,12 +265,12 @@ static void bury(dt_world *world, dt_work *w)
 
 void dti_lane_close(dt_world *world, dti_lane *lane)
 {
-    pthread_mutex_lock(&lane->lock);
+    lock(lane);
     if (lane->head || lane->flying || lane->running)
         dti_break(world, "the world was destroyed while calls were in flight");
     lane->stop = true;
     pthread_cond_signal(&lane->wake);
-    pthread_mutex_unlock(&lane->lock);
+    unlock(lane);
     if (lane->has_worker)
         pthread_join(lane->worker, NULL);
     bury(world, lane->head);

@@ -2,7 +2,8 @@
  *
  * Small calls travel on the slips: every rank copies what it gives onto its own, meets the others,
  * and takes (or sums) what it needs from theirs. Large ones meet, work straight from array to
- * array, and meet again before anybody may touch its arrays:
+ * array, and meet again before anybody may touch its arrays. Of an all_to_all, what one rank sends
+ * may go this way and what another sends that way.
  *
  *   all_gather       each stores its piece into everybody's result
  *   broadcast        each stores 1/k of the root's array into everybody's
@@ -43,7 +44,7 @@ static const dti_exchange *table_of(const dti_room *r, int member)
 
 static bool is_small(const dt_work *w)
 {
-    return w->kind != DT_CALL_ALL_TO_ALL && w->whole + 16 * (int64_t)w->n <= DTI_STAGE_BYTES;
+    return w->whole + 16 * (int64_t)w->n <= DTI_STAGE_BYTES;
 }
 
 /* Bytes of part i that `member` lays on its slip. */
@@ -191,25 +192,95 @@ static void reduce_part(const dt_work *w, int i, bool stream)
         dti_add_terms_to(to, k, r->from, o->sum_count, o->dtype, w->op);
 }
 
-static dt_status fetch(dt_work *w, const dti_exchange *x, bool stream)
+static dt_status check_bytes(dt_work *w, int member, size_t sent, size_t expected)
+{
+    if (sent != expected)
+        return dti_work_fail(w, DT_ERR_COMM,
+                             "rank %d sends %zu bytes where this rank expects %zu",
+                             w->comm->ranks[member], sent, expected);
+    return DT_OK;
+}
+
+static dt_status fetch_from(dt_work *w, const dti_exchange *x, int member, bool stream)
 {
     const dti_room *r = w->comm->room;
     const int k = w->comm->size, me = w->comm->rank;
-    for (int step = 0; step < k; step++) {
-        const int p = (me + 1 + step) % k; /* not all from the same rank at once */
-        const dti_exchange *theirs = table_of(r, p);
-        for (int i = 0; i < x->n; i++) {
-            const dti_piece from = piece_at(r->peer[p], theirs->send, i * k + me);
-            const dti_piece *to = &x->recv[i * k + p];
-            if (from.bytes != to->bytes)
-                return dti_work_fail(w, DT_ERR_COMM,
-                                     "rank %d sends %zu bytes where this rank expects %zu",
-                                     w->comm->ranks[p], from.bytes, to->bytes);
-            if (to->bytes > 0 && to->data != from.data)
-                dti_copy(to->data, from.data, to->bytes, stream);
-        }
+    const dti_exchange *theirs = table_of(r, member);
+    dt_status st = DT_OK;
+    for (int i = 0; st == DT_OK && i < x->n; i++) {
+        const dti_piece from = piece_at(r->peer[member], theirs->send, i * k + me);
+        const dti_piece *to = &x->recv[i * k + member];
+        st = check_bytes(w, member, from.bytes, to->bytes);
+        if (st == DT_OK && to->bytes > 0 && to->data != from.data)
+            dti_copy(to->data, from.data, to->bytes, stream);
     }
-    return DT_OK;
+    return st;
+}
+
+static dt_status fetch(dt_work *w, const dti_exchange *x, bool stream)
+{
+    const int k = w->comm->size;
+    dt_status st = DT_OK;
+    for (int step = 1; st == DT_OK && step <= k; step++) /* not all from the same rank at once */
+        st = fetch_from(w, x, (w->comm->rank + step) % k, stream);
+    return st;
+}
+
+/* ---- all_to_all, whose pieces are of any sizes ---- */
+
+/* On the slip: the bytes of each piece, then the pieces. Whether there is room for them. */
+static bool stage_pieces(const dt_work *w)
+{
+    const int cells = w->first.n * w->comm->size;
+    char *slip = dti_room_own_slip(w->comm->room)->staged;
+    size_t at = (size_t)cells * sizeof(size_t), sum = at;
+    for (int c = 0; c < cells; c++)
+        sum += w->first.send[c].bytes;
+    if (sum > DTI_STAGE_BYTES)
+        return false;
+    for (int c = 0; c < cells; c++) {
+        const dti_piece *from = &w->first.send[c];
+        memcpy(slip + (size_t)c * sizeof(size_t), &from->bytes, sizeof(size_t));
+        if (from->bytes > 0)
+            memcpy(slip + at, from->data, from->bytes);
+        at += from->bytes;
+    }
+    return true;
+}
+
+static dt_status take_pieces(dt_work *w, int member)
+{
+    const int k = w->comm->size, cells = w->first.n * k;
+    const char *slip = dti_room_slip(w->comm->room, member)->staged;
+    size_t at = (size_t)cells * sizeof(size_t);
+    dt_status st = DT_OK;
+    for (int c = 0; st == DT_OK && c < cells; c++) {
+        size_t bytes;
+        memcpy(&bytes, slip + (size_t)c * sizeof bytes, sizeof bytes);
+        const dti_piece *to = &w->first.recv[c - c % k + member];
+        const bool mine = c % k == w->comm->rank;
+        st = mine ? check_bytes(w, member, bytes, to->bytes) : DT_OK;
+        if (st == DT_OK && mine && bytes > 0)
+            memcpy(to->data, slip + at, bytes);
+        at += bytes;
+    }
+    return st;
+}
+
+static dt_status all_to_all(dt_work *w, bool stream)
+{
+    const int k = w->comm->size;
+    bool all_staged = true;
+    dt_status st = dti_room_meet(w, stage_pieces(w) ? DTI_STEP_STAGED : DTI_STEP_DIRECT, &w->first);
+    for (int step = 1; st == DT_OK && step <= k; step++) {
+        const int p = (w->comm->rank + step) % k;
+        const bool staged = dti_room_slip(w->comm->room, p)->step == DTI_STEP_STAGED;
+        all_staged = all_staged && staged;
+        st = staged ? take_pieces(w, p) : fetch_from(w, &w->first, p, stream);
+    }
+    if (stream)
+        dti_copy_fence();
+    return st == DT_OK && !all_staged ? dti_shm_finish(w) : st;
 }
 
 /* In place, results lie in the caches where their terms were; many ranks gain from leaving them
@@ -230,14 +301,16 @@ static bool is_streamed(const dt_work *w)
 
 dt_status dti_shm_collective(dt_work *w)
 {
+    const bool stream = is_streamed(w);
+    if (w->kind == DT_CALL_ALL_TO_ALL)
+        return all_to_all(w, stream);
     if (is_small(w))
         return run_small(w);
-    const bool stream = is_streamed(w);
     const int k = w->comm->size, me = w->comm->rank;
     dt_status st = dti_room_meet(w, DTI_STEP_DIRECT, &w->first);
     if (st != DT_OK)
         return st;
-    if (w->kind == DT_CALL_ALL_TO_ALL || w->host_values)
+    if (w->host_values)
         st = fetch(w, &w->first, stream);
     for (int i = 0; i < w->first.n && !w->host_values; i++) {
         if (w->kind == DT_CALL_ALL_GATHER)

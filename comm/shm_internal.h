@@ -2,9 +2,9 @@
  * processes of one machine that have mapped each other's heaps (shm.c).
  *
  * Each member of a communicator has a desk that all can read. It comes to a rendezvous by leaving a
- * slip on its desk and raising its flag `arrived`; slips of two rendezvous lie side by side, even
- * and odd: whoever writes slip 9 over slip 7 has seen all come to rendezvous 8, so nobody reads 7
- * any more.
+ * slip on its desk, the rendezvous' number on it, written last; slips of two rendezvous lie side by
+ * side, even and odd: whoever writes slip 9 over slip 7 has seen all come to rendezvous 8, so
+ * nobody reads 7 any more.
  *
  *   rank 0   slip 7 | read the others' | slip 8 | ...
  *   rank 1      slip 7 | read          | slip 8
@@ -44,7 +44,9 @@ typedef enum dti_step {
     DTI_STEP_LEAVE
 } dti_step;
 
+/* What all others read, number first, lies on one cache line. */
 typedef struct dti_slip {
+    _Alignas(64) atomic_uint number; /* of the rendezvous; others sleep on it (futex) */
     dti_step step;
     dt_call kind;
     int peer, n;
@@ -62,9 +64,8 @@ typedef struct dti_pair {
 } dti_pair;
 
 typedef struct dti_desk {
-    _Alignas(64) atomic_uint arrived; /* rendezvous come to; others sleep on it (futex) */
-    atomic_uint sleepers;
     dti_slip slip[2];
+    _Alignas(64) atomic_uint sleepers;
     dti_pair pair[]; /* one a member */
 } dti_desk;
 
@@ -84,6 +85,7 @@ size_t dti_desk_bytes(int members);
 dti_room *dti_room_new(int members, int me, const int *ranks);
 
 /* shm_room.c */
+void dti_room_enter(dti_room *room); /* desks are there; they may have been used before */
 dti_slip *dti_room_own_slip(const dti_room *room); /* of the next rendezvous, to be filled */
 const dti_slip *dti_room_slip(const dti_room *room, int member); /* of the last one */
 /* Come to the next rendezvous and wait for all; then all slips can be read. Fails where they belong

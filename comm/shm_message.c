@@ -6,6 +6,8 @@
  *
  *   account: claimed 0, 1, 2, ... ; done = chunks copied + 1 when the second has left
  *
+ * A message of one chunk the second copies alone.
+ *
  * Both calls land when all is done, and only then may their owners free them: so a rank reads the
  * other's work only while it holds a claimed chunk (or, as the second, before it leaves).
  * Read before: shm_internal.h. */
@@ -122,7 +124,7 @@ static atomic_uintptr_t *box_of(const dt_work *w)
 static dt_status leave_or_find(dt_work *w, atomic_uintptr_t *box, const void **first_out)
 {
     const uintptr_t side = is_send(w) ? 1 : 0;
-    const double since = dti_now();
+    double since = 0;
     w->flight = (dti_flight){.box = box};
     for (;;) {
         uintptr_t found = 0;
@@ -135,6 +137,7 @@ static dt_status leave_or_find(dt_work *w, atomic_uintptr_t *box, const void **f
         }
         if (dti_broken(w->comm->world))
             return dti_work_fail_peer(w);
+        since = since > 0 ? since : dti_now();
         if (dti_now() - since > w->comm->world->timeout_s)
             return dti_work_fail(w, DT_ERR_TIMEOUT, "%d messages wait for rank %d already", DTI_BOX,
                                  w->comm->ranks[w->peer]);
@@ -158,6 +161,14 @@ dt_status dti_shm_start(dt_work *w)
     if (st != DT_OK) {
         land(other, st);
         return st;
+    }
+    const unsigned chunks = count_chunks(w);
+    if (chunks <= 1) {
+        if (chunks == 1)
+            copy_chunk(w, other, 0, false);
+        land(other, DT_OK);
+        land(w, DT_OK);
+        return DT_OK;
     }
     other->flight.partner = w;
     atomic_store(&other->flight.open, true);

@@ -48,6 +48,13 @@ dti_room *dti_room_new(int members, int me, const int *ranks)
     return r;
 }
 
+void dti_room_enter(dti_room *r)
+{
+    const dti_slip *slip = r->desk[r->me]->slip;
+    const unsigned even = atomic_load(&slip[0].number), odd = atomic_load(&slip[1].number);
+    r->here = (int)(even - odd) > 0 ? even : odd;
+}
+
 dti_slip *dti_room_own_slip(const dti_room *r)
 {
     return &r->desk[r->me]->slip[(r->here + 1) & 1];
@@ -64,26 +71,28 @@ bool dti_peer_is_dead(const dti_peer *peer)
     return peer->pidfd >= 0 && poll(&look, 1, 0) > 0;
 }
 
+/* Not to a later one: whoever asks has not come to that. */
 static bool has_come(const dti_desk *desk, unsigned number)
 {
-    const unsigned arrived = atomic_load_explicit(&desk->arrived, memory_order_acquire);
-    return (int)(arrived - number) >= 0;
+    return atomic_load_explicit(&desk->slip[number & 1].number, memory_order_acquire) == number;
 }
 
-static void raise_flag(dti_desk *desk, unsigned number)
+static void hand_in(dti_desk *desk, unsigned number)
 {
-    atomic_store(&desk->arrived, number);
+    atomic_uint *slip = &desk->slip[number & 1].number;
+    atomic_store(slip, number);
     if (atomic_load(&desk->sleepers) > 0)
-        (void)syscall(SYS_futex, &desk->arrived, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+        (void)syscall(SYS_futex, slip, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-static void sleep_until_raised(dti_desk *desk, unsigned number)
+static void sleep_until_here(dti_desk *desk, unsigned number)
 {
+    atomic_uint *slip = &desk->slip[number & 1].number;
     const struct timespec slice = {.tv_nsec = DTI_SLICE_MS * 1000000L};
     atomic_fetch_add(&desk->sleepers, 1);
-    const unsigned arrived = atomic_load(&desk->arrived);
-    if ((int)(arrived - number) < 0)
-        (void)syscall(SYS_futex, &desk->arrived, FUTEX_WAIT, arrived, &slice, NULL, 0);
+    const unsigned seen = atomic_load(slip);
+    if (seen != number)
+        (void)syscall(SYS_futex, slip, FUTEX_WAIT, seen, &slice, NULL, 0);
     atomic_fetch_sub(&desk->sleepers, 1);
 }
 
@@ -135,7 +144,7 @@ static dt_status wait_for(dt_work *w, int member)
         const dt_status st = check_absent(w, member);
         if (st != DT_OK)
             return st;
-        sleep_until_raised(desk, r->here);
+        sleep_until_here(desk, r->here);
     }
     return DT_OK;
 }
@@ -143,9 +152,11 @@ static dt_status wait_for(dt_work *w, int member)
 static dt_status compare_slips(dt_work *w, const dti_slip *mine, const dti_slip *theirs, int member)
 {
     const bool enters = mine->step == DTI_STEP_STAGED || mine->step == DTI_STEP_DIRECT;
+    const bool either = enters && mine->kind == DT_CALL_ALL_TO_ALL &&
+                        (theirs->step == DTI_STEP_STAGED || theirs->step == DTI_STEP_DIRECT);
     const bool alike = theirs->kind == mine->kind && theirs->peer == mine->peer &&
                        theirs->n == mine->n && theirs->shape == mine->shape;
-    if (theirs->step == mine->step && (alike || !enters))
+    if ((theirs->step == mine->step || either) && (alike || !enters))
         return DT_OK;
     return dti_work_fail(w, DT_ERR_COMM,
                          "rank %d makes a different call: %s of %d parts, %lld bytes where this "
@@ -169,7 +180,7 @@ dt_status dti_room_meet(dt_work *w, dti_step step, const dti_exchange *table)
     mine->work = w;
     mine->table = table;
     r->here++;
-    raise_flag(r->desk[r->me], r->here);
+    hand_in(r->desk[r->me], r->here);
     dt_status st = DT_OK;
     for (int i = 1; st == DT_OK && i < r->size; i++)
         st = wait_for(w, (r->me + i) % r->size);

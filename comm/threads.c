@@ -117,7 +117,7 @@ static dt_status open_comm(dt_comm *comm)
         room->desk[r] = (dti_desk *)(void *)(h->desks + (size_t)r * h->desk_bytes);
         room->peer[r] = &everybody;
     }
-    room->here = atomic_load(&room->desk[comm->rank]->arrived);
+    dti_room_enter(room);
     comm->room = room;
     return DT_OK;
 }
