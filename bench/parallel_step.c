@@ -1,11 +1,13 @@
 /* bench/parallel_step.c - a training step of a model on two ranks with one thread each, against one
  * rank with two threads; rounds of both are interleaved, each in a world of its own.
  *
- *     build/bench/parallel_step llama-110m [f32|bf16] [WAY...] [samples=8] [rounds=2] [steps=2]
+ *     build/bench/parallel_step llama-110m [f32|bf16] [WAY...] [samples=8] [split=7,3]
+ *                                [rounds=2] [steps=2]
  *
  * WAY: fsdp, replicated, tp, sp (sequence parallelism), pp; none named: all of them. Each line: the
  * best step, and the one rank's best divided by it. A pipeline of 2 stages and m microbatches is
- * idle for one of m + 1 turns: its line has the share of that bound too. */
+ * idle for one of m + 1 turns: its line has the share of that bound too. split: its layers; equal
+ * numbers if not said, which leaves the stage with the head the most to do. */
 #include "array/dt_kernels.h"
 #include "bench/limits.h"
 #include "bench/trainer.h"
@@ -98,6 +100,10 @@ static dt_status parse(int argc, char **argv, bench *b)
             known = true;
         }
         known |= sscanf(argv[i], "samples=%lld", &samples) == 1;
+        if (!strncmp(argv[i], "split=", 6)) {
+            b->t.split = argv[i] + 6;
+            known = true;
+        }
         known |= sscanf(argv[i], "rounds=%d", &b->rounds) == 1;
         known |= sscanf(argv[i], "steps=%d", &b->steps) == 1;
         DT_REQUIRE(known && samples > 1 && b->rounds > 0 && b->steps > 0, DT_ERR_ARG,

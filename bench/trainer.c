@@ -82,7 +82,7 @@ static dt_status cut(trainer *t)
     const dt_model_facts facts = {.architecture =
                                       t->s->llama ? "LlamaForCausalLM" : "GPT2LMHeadModel"};
     const dt_pipeline_options options = {.chain = dt_model_chain(&facts),
-                                         .split = "cost",
+                                         .split = t->split,
                                          .hidden = t->s->hidden,
                                          .boundary = ""};
     dt_pp_schedule *schedule = NULL;

@@ -30,12 +30,13 @@ typedef enum trainer_way {
 } trainer_way;
 
 /* Set s, dtype (of parameters in products; f32 where they are replicated), way, samples (of a step;
- * 0: those of s) and, if the parts of a step are to be traced, trace. */
+ * 0: those of s), split and, if the parts of a step are to be traced, trace. */
 typedef struct trainer {
     const trainer_shape *s;
     dt_dtype dtype;
     trainer_way way;
     int64_t samples;
+    const char *split; /* of a pipeline (dt_pipeline_options) */
     dt_trace *trace;
     dt_world *world;
     dt_mesh *mesh, *stage_mesh; /* of all ranks; of those that hold a stage, or all */
