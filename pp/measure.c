@@ -137,7 +137,7 @@ fail:
 
 /* ---- costs ---- */
 
-void dt_pp_mean_costs(const dt_pp_schedule *s, const dt_pp_timeline *t, double *stage,
+void dt_pp_mean_costs(const dt_pp_schedule *s, const dt_pp_timeline *measured, double *stage,
                       dt_pp_costs *costs_out)
 {
     double sum[DT_PP_B + 1] = {0}, all = 0;
@@ -149,7 +149,7 @@ void dt_pp_mean_costs(const dt_pp_schedule *s, const dt_pp_timeline *t, double *
             const dt_pp_action a = s->row[r].action[i];
             if (!dti_pp_computes(a.kind))
                 continue;
-            const double time = t->lane[r].end[i] - t->lane[r].start[i];
+            const double time = measured->lane[r].end[i] - measured->lane[r].start[i];
             sum[a.kind] += time;
             count[a.kind]++;
             stage[a.stage] += time;
