@@ -16,9 +16,17 @@ typedef struct dt_norm_args {
     double eps;
     bool centred;
     const void *x, *w, *b; /* w, b [n]; w NULL: ones, b NULL: zeros */
-    double *stats;         /* [rows, 2]: to work with; mean and inv on the cpu */
+    double *work;          /* [dt_norm_work(rows, n)]: for backward to work with */
     const void *dy;
 } dt_norm_args;
+
+enum { DT_NORM_BLOCKS = 64 }; /* of rows, at most, whose shares of dw and db are added */
+
+static inline int64_t dt_norm_work(int64_t rows, int64_t n)
+{
+    const int64_t most = DT_NORM_BLOCKS, blocks = rows < most ? rows : most;
+    return 2 * (blocks * n > rows ? blocks * n : rows);
+}
 
 /* Rows of w [hi - lo, d], which are rows [lo, hi) of the whole table, by ids [tokens]; others give
  * zeros. */
@@ -94,11 +102,11 @@ typedef struct dt_attention_args {
 typedef enum dt_activation { DT_ACT_SILU, DT_ACT_GELU_TANH, DT_ACT_GELU_ERF } dt_activation;
 
 typedef struct dt_nn_kernels {
+    /* Norms and activations also take bf16 and f16: computed in f32, rounded once. */
     void (*norm)(const dt_norm_args *a, void *y);
     /* From x, w and dy; each output may be NULL: not wanted. */
     void (*norm_backward)(const dt_norm_args *a, void *dx, void *dw, void *db);
 
-    /* These four also take bf16 and f16: computed in f32, rounded once. */
     void (*activation)(dt_dtype dtype, dt_activation kind, int64_t n, const void *x, void *y);
     void (*activation_dx)(dt_dtype dtype, dt_activation kind, int64_t n, const void *x,
                           const void *dy, void *dx);

@@ -7,60 +7,89 @@
 #include "array/exp_internal.h"
 
 #define TWO_SQRT_2_OVER_PI (M_2_SQRTPI * M_SQRT2)
-#define erf_of_f32         erff
-#define erf_of_f64         erf
 
 enum {
-    RUN = 1024, /* elements of 16 bits at once */
-    WORK = 8    /* of an exponential, in elements of plain arithmetic */
+    RUN = 256, /* elements at once: sigmoids of them stay in the first cache */
+    WORK = 8   /* of an exponential, in elements of plain arithmetic */
 };
 
 typedef struct act_job {
-    dt_dtype dtype;
     dt_activation kind;
     const void *x, *up, *dy; /* up: swiglu, x its gate; dy: backward */
-    void *out;
+    void *out, *dup;         /* swiglu's gradients may be NULL */
 } act_job;
 
-#define REAL    float
-#define NAME(f) f##_f32
-#include "array/kernel_activation.inc"
-#undef REAL
-#undef NAME
-#define REAL    double
-#define NAME(f) f##_f64
-#include "array/kernel_activation.inc"
-
-/* 16 bits: in f32, rounded once. */
-static void act_range_16(void *arg, int64_t lo, int64_t hi)
+/* Apart from what comes before and after them, so that a core has shorter chains of operations to
+ * keep in flight. */
+static DT_CLONES void sigmoids_f32(int64_t n, float *a)
 {
-    const act_job *job = arg;
-    const void *const in[3] = {job->x, job->up, job->dy};
-    float wide[3][RUN], out[RUN];
-    for (int64_t i = lo; i < hi; i += RUN) {
-        const int64_t n = hi - i < RUN ? hi - i : RUN;
-        for (int k = 0; k < 3; k++)
-            if (in[k])
-                dt_load_f32(job->dtype, (const uint16_t *)in[k] + i, wide[k], n);
-        act_run_f32(job, n, wide[0], wide[1], job->dy ? wide[2] : NULL, out);
-        dt_store_f32(job->dtype, out, (uint16_t *)job->out + i, n);
-    }
+    for (int64_t i = 0; i < n; i++)
+        a[i] = dt_sigmoid_f32(a[i]);
 }
 
-static void run(int64_t n, act_job *job)
+static void sigmoids_f64(int64_t n, double *a)
 {
-    const bool half = job->dtype == DT_BF16 || job->dtype == DT_F16;
+    for (int64_t i = 0; i < n; i++)
+        a[i] = dt_sigmoid_f64(a[i]);
+}
+
+#define REAL     float
+#define SIGMOIDS sigmoids_f32
+#define EXP      dt_exp_f32
+#define ERF      erff
+#define ELEM     float
+#define LOAD(x)  (x)
+#define STORE(x) (x)
+#define NAME(f)  f##_f32
+#include "array/kernel_activation.inc"
+#undef ELEM
+#undef LOAD
+#undef STORE
+#undef NAME
+#define ELEM    uint16_t /* computed on in f32, rounded once */
+#define LOAD    dt_bf16_to_f32
+#define STORE   dt_f32_to_bf16
+#define NAME(f) f##_bf16
+#include "array/kernel_activation.inc"
+#undef LOAD
+#undef STORE
+#undef NAME
+#define LOAD    dt_f16_to_f32
+#define STORE   dt_f32_to_f16
+#define NAME(f) f##_f16
+#include "array/kernel_activation.inc"
+#undef REAL
+#undef SIGMOIDS
+#undef EXP
+#undef ERF
+#undef ELEM
+#undef LOAD
+#undef STORE
+#undef NAME
+#define REAL     double
+#define SIGMOIDS sigmoids_f64
+#define EXP      exp
+#define ERF      erf
+#define ELEM     double
+#define LOAD(x)  (x)
+#define STORE(x) (x)
+#define NAME(f)  f##_f64
+#include "array/kernel_activation.inc"
+
+static void run(dt_dtype dtype, int64_t n, act_job *job)
+{
     dt_parallel_range(n, WORK,
-                      half                   ? act_range_16
-                      : job->dtype == DT_F32 ? act_range_f32
-                                             : act_range_f64,
+                      dtype == DT_F32    ? act_range_f32
+                      : dtype == DT_BF16 ? act_range_bf16
+                      : dtype == DT_F16  ? act_range_f16
+                                         : act_range_f64,
                       job);
 }
 
 void dti_activation_dx(dt_dtype dtype, dt_activation kind, int64_t n, const void *x, const void *dy,
                        void *dx)
 {
-    run(n, &(act_job){.dtype = dtype, .kind = kind, .x = x, .dy = dy, .out = dx});
+    run(dtype, n, &(act_job){.kind = kind, .x = x, .dy = dy, .out = dx});
 }
 
 void dti_activation(dt_dtype dtype, dt_activation kind, int64_t n, const void *x, void *y)
@@ -70,14 +99,13 @@ void dti_activation(dt_dtype dtype, dt_activation kind, int64_t n, const void *x
 
 void dti_swiglu(dt_dtype dtype, int64_t n, const void *gate, const void *up, void *y)
 {
-    run(n, &(act_job){.dtype = dtype, .x = gate, .up = up, .out = y});
+    run(dtype, n, &(act_job){.x = gate, .up = up, .out = y});
 }
 
 void dti_swiglu_backward(dt_dtype dtype, int64_t n, const void *gate, const void *up,
                          const void *dy, void *dgate, void *dup)
 {
-    if (dgate)
-        run(n, &(act_job){.dtype = dtype, .x = gate, .up = up, .dy = dy, .out = dgate});
-    if (dup)
-        dti_swiglu(dtype, n, gate, dy, dup);
+    if (!dgate && !dup)
+        return;
+    run(dtype, n, &(act_job){.x = gate, .up = up, .dy = dy, .out = dgate, .dup = dup});
 }

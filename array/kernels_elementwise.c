@@ -3,14 +3,9 @@
 
 #include "array/dt_half.h"
 
-#include <stddef.h>
-
 typedef enum row_kind { ADD, MUL, SCALE } row_kind;
 
-enum { RUN = 1024 }; /* elements of 16 bits at once */
-
 typedef struct row_job {
-    dt_dtype dtype;
     row_kind kind;
     int64_t inner;
     double factor;
@@ -18,43 +13,52 @@ typedef struct row_job {
     void *out;
 } row_job;
 
-#define REAL    float
-#define NAME(f) f##_f32
+#define REAL     float
+#define ELEM     float
+#define LOAD(x)  (x)
+#define STORE(x) (x)
+#define NAME(f)  f##_f32
+#include "array/kernel_elementwise.inc"
+#undef ELEM
+#undef LOAD
+#undef STORE
+#undef NAME
+#define ELEM    uint16_t /* computed on in f32, rounded once */
+#define LOAD    dt_bf16_to_f32
+#define STORE   dt_f32_to_bf16
+#define NAME(f) f##_bf16
+#include "array/kernel_elementwise.inc"
+#undef LOAD
+#undef STORE
+#undef NAME
+#define LOAD    dt_f16_to_f32
+#define STORE   dt_f32_to_f16
+#define NAME(f) f##_f16
 #include "array/kernel_elementwise.inc"
 #undef REAL
+#undef ELEM
+#undef LOAD
+#undef STORE
 #undef NAME
-#define REAL    double
-#define NAME(f) f##_f64
+#define REAL     double
+#define ELEM     double
+#define LOAD(x)  (x)
+#define STORE(x) (x)
+#define NAME(f)  f##_f64
 #include "array/kernel_elementwise.inc"
-
-/* 16 bits: in f32, rounded once. Elements [lo, hi) of all rows, each row beginning y anew. */
-static void elements_16(void *arg, int64_t lo, int64_t hi)
-{
-    const row_job *job = arg;
-    float x[RUN], y[RUN], out[RUN];
-    int64_t n = 0;
-    for (int64_t i = lo; i < hi; i += n) {
-        const int64_t column = i % job->inner, left = job->inner - column;
-        n = hi - i < RUN ? hi - i : RUN;
-        n = n < left ? n : left;
-        dt_load_f32(job->dtype, (const uint16_t *)job->x + i, x, n);
-        if (job->y)
-            dt_load_f32(job->dtype, (const uint16_t *)job->y + column, y, n);
-        row_f32(job, x, y, out, n);
-        dt_store_f32(job->dtype, out, (uint16_t *)job->out + i, n);
-    }
-}
 
 static void run(dt_dtype dtype, int64_t outer, row_job *job)
 {
-    const bool f32 = dtype == DT_F32;
-    job->dtype = dtype;
-    if (dtype == DT_BF16 || dtype == DT_F16)
-        dt_parallel_range(outer * job->inner, 1, elements_16, job);
-    else if (outer == 1)
-        dt_parallel_range(job->inner, 1, f32 ? within_f32 : within_f64, job);
+    static dt_range_body *const of_one[DT_NDTYPES] = {[DT_F32] = within_f32,
+                                                      [DT_BF16] = within_bf16,
+                                                      [DT_F16] = within_f16,
+                                                      [DT_F64] = within_f64};
+    static dt_range_body *const of_many[DT_NDTYPES] = {
+        [DT_F32] = rows_f32, [DT_BF16] = rows_bf16, [DT_F16] = rows_f16, [DT_F64] = rows_f64};
+    if (outer == 1)
+        dt_parallel_range(job->inner, 1, of_one[dtype], job);
     else if (job->inner > 0)
-        dt_parallel_range(outer, job->inner, f32 ? rows_f32 : rows_f64, job);
+        dt_parallel_range(outer, job->inner, of_many[dtype], job);
 }
 
 void dti_elementwise_add(dt_dtype dtype, int64_t outer, int64_t inner, const void *x, const void *y,

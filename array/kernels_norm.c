@@ -1,38 +1,88 @@
 /* array/kernels_norm.c - rmsnorm and layernorm: one set of kernels, since rmsnorm is layernorm with
  * mean 0 and no bias.
  *
- * All sums are in f64, in a fixed order: along a row by lanes, along a column by rows. */
+ * All sums are in f64, in a fixed order: along a row by lanes; along a column by rows within a
+ * block of rows, then by blocks, whose bounds depend on the number of rows alone. Backward is one
+ * pass: what it reads of a row again comes from the nearest cache. */
 #include "array/kernels_nn_internal.h"
 
-#include <math.h>
+#include "array/dt_half.h"
 
-enum { COLUMNS = 1024 }; /* of dw at once: their sums stay in the first cache */
+#include <math.h>
+#include <string.h>
+
+enum {
+    COLUMNS = 64,        /* of dw at once */
+    LANES = 2 * DT_LANES /* partial sums: a vector of 16 bits is as many elements */
+};
 
 typedef struct norm_job {
     const dt_norm_args *a;
-    void *out, *out2;
+    int64_t block, nblocks; /* rows of a block */
+    void *dx, *dw, *db;     /* forward: dx is y */
 } norm_job;
 
-#define REAL    float
-#define NAME(f) f##_f32
+/* Of whole vectors, and of what is left of the row: apart, that gcc keeps `lane` in registers. */
+static inline __attribute__((always_inline)) double total(double lane[LANES],
+                                                          const double last[LANES])
+{
+    for (int j = 0; j < DT_LANES; j++)
+        lane[j] = (lane[j] + last[j]) + (lane[j + DT_LANES] + last[j + DT_LANES]);
+    return dt_lanes_sum_f64(lane);
+}
+
+#define REAL     float
+#define ELEM     float
+#define LOAD(x)  (x)
+#define STORE(x) (x)
+#define NAME(f)  f##_f32
+#include "array/kernel_norm.inc"
+#undef ELEM
+#undef LOAD
+#undef STORE
+#undef NAME
+#define ELEM    uint16_t /* computed on in f32, rounded once */
+#define LOAD    dt_bf16_to_f32
+#define STORE   dt_f32_to_bf16
+#define NAME(f) f##_bf16
+#include "array/kernel_norm.inc"
+#undef LOAD
+#undef STORE
+#undef NAME
+#define LOAD    dt_f16_to_f32
+#define STORE   dt_f32_to_f16
+#define NAME(f) f##_f16
 #include "array/kernel_norm.inc"
 #undef REAL
+#undef ELEM
+#undef LOAD
+#undef STORE
 #undef NAME
-#define REAL    double
-#define NAME(f) f##_f64
+#define REAL     double
+#define ELEM     double
+#define LOAD(x)  (x)
+#define STORE(x) (x)
+#define NAME(f)  f##_f64
 #include "array/kernel_norm.inc"
+
+static const struct {
+    dt_range_body *rows, *back_blocks, *back_columns;
+} of[DT_NDTYPES] = {[DT_F32] = {norm_rows_f32, back_blocks_f32, back_columns_f32},
+                    [DT_BF16] = {norm_rows_bf16, back_blocks_bf16, back_columns_bf16},
+                    [DT_F16] = {norm_rows_f16, back_blocks_f16, back_columns_f16},
+                    [DT_F64] = {norm_rows_f64, back_blocks_f64, back_columns_f64}};
 
 void dti_norm(const dt_norm_args *a, void *y)
 {
-    norm_job job = {.a = a, .out = y};
-    dt_parallel_range(a->rows, a->n, a->dtype == DT_F32 ? norm_rows_f32 : norm_rows_f64, &job);
+    norm_job job = {.a = a, .dx = y};
+    dt_parallel_range(a->rows, a->n, of[a->dtype].rows, &job);
 }
 
 void dti_norm_backward(const dt_norm_args *a, void *dx, void *dw, void *db)
 {
-    norm_job rows = {.a = a, .out = dx}, columns = {.a = a, .out = dw, .out2 = db};
-    dt_parallel_range(a->rows, 2 * a->n, a->dtype == DT_F32 ? dx_rows_f32 : dx_rows_f64, &rows);
-    if (dw || db)
-        dt_parallel_range(a->n, a->rows, a->dtype == DT_F32 ? dw_range_f32 : dw_range_f64,
-                          &columns);
+    const int64_t block = (a->rows + DT_NORM_BLOCKS - 1) / DT_NORM_BLOCKS;
+    norm_job job = {.a = a, .block = block < 8 ? 8 : block, .dx = dx, .dw = dw, .db = db};
+    job.nblocks = (a->rows + job.block - 1) / job.block;
+    dt_parallel_range(job.nblocks, 4 * job.block * a->n, of[a->dtype].back_blocks, &job);
+    dt_parallel_range(a->n, 2 * job.nblocks, of[a->dtype].back_columns, &job);
 }

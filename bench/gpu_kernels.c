@@ -93,7 +93,7 @@ static dt_norm_args norm_of(const job *j, bool centred)
                           .x = j->x[0],
                           .w = j->x[3],
                           .b = centred ? j->x[3] : NULL,
-                          .stats = j->stats,
+                          .work = j->stats,
                           .dy = j->x[1]};
 }
 

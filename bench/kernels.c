@@ -20,7 +20,7 @@ typedef struct bench {
     int threads, rounds, rows;
     int64_t n;       /* rows * COLS elements an array */
     void *x[ARRAYS]; /* arrays of n floats */
-    double *stats;   /* [rows, 2] */
+    double *stats;   /* [2 rows] and more */
     int32_t *ids;    /* [rows] */
     const dt_nn_kernels *nn;
     const dt_math_kernels *math;
@@ -36,7 +36,7 @@ static dt_norm_args norm_of(const bench *b)
                           .eps = 1e-5,
                           .x = b->x[0],
                           .w = b->x[3],
-                          .stats = b->stats,
+                          .work = b->stats,
                           .dy = b->x[1]};
 }
 

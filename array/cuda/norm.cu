@@ -317,7 +317,7 @@ template <class S> void backward(const dt_norm_args *args, void *dx, void *dw, v
         R *found = (R *)dti_gpu_scratch((size_t)(2 * parts * a.n) * sizeof(R));
         a.dw = dw ? found : nullptr;
         a.db = db ? found + parts * a.n : nullptr;
-        a.stats = args->stats;
+        a.stats = args->work;
     }
     if (grid > 0)
         for_rows<S, EACH>(a.n, fits<N>(a.x, a.w, a.dy, (const S *)a.y), [&](auto n, auto keep) {

@@ -17,6 +17,7 @@ const dt_op dt_op_rmsnorm = {.name = "rmsnorm",
                              .optional = 1u << 1,
                              .forward = dti_any_norm_forward,
                              .backward = dti_any_norm_backward,
+                             .handles_half = true,
                              .saves = {DT_SAVE_IN(0) | DT_SAVE_IN(1), DT_SAVE_IN(0)}};
 
 dt_tensor *(dt_rmsnorm)(dt_tape *t, dt_tensor *x, dt_tensor *w, double eps)

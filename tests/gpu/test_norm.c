@@ -21,7 +21,7 @@ static sides arguments(const norm_case *c)
     const gpu_pair x = gpu_random(c->dtype, c->rows * c->n, c->lo, c->hi);
     const gpu_pair dy = gpu_random(c->dtype, c->rows * c->n, -1, 1.5);
     const gpu_pair w = gpu_random(c->dtype, c->n, -1, 2), b = gpu_random(c->dtype, c->n, -1, 1);
-    const gpu_pair stats = gpu_output(DT_F64, 2 * c->rows);
+    const gpu_pair work = gpu_output(DT_F64, dt_norm_work(c->rows, c->n));
     sides s = {.cpu = {.dtype = x.wide,
                        .rows = c->rows,
                        .n = c->n,
@@ -30,14 +30,14 @@ static sides arguments(const norm_case *c)
                        .x = x.cpu,
                        .w = c->w ? w.cpu : NULL,
                        .b = c->b ? b.cpu : NULL,
-                       .stats = stats.cpu,
+                       .work = work.cpu,
                        .dy = dy.cpu}};
     s.gpu = s.cpu;
     s.gpu.dtype = c->dtype;
     s.gpu.x = x.gpu;
     s.gpu.w = c->w ? w.gpu : NULL;
     s.gpu.b = c->b ? b.gpu : NULL;
-    s.gpu.stats = stats.gpu;
+    s.gpu.work = work.gpu;
     s.gpu.dy = dy.gpu;
     return s;
 }
