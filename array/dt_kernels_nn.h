@@ -111,7 +111,7 @@ typedef struct dt_nn_kernels {
     void (*activation_dx)(dt_dtype dtype, dt_activation kind, int64_t n, const void *x,
                           const void *dy, void *dx);
     void (*swiglu)(dt_dtype dtype, int64_t n, const void *gate, const void *up, void *y);
-    /* Each output may be NULL: not wanted. */
+    /* Each output may be NULL: not wanted; up is for dgate alone. */
     void (*swiglu_backward)(dt_dtype dtype, int64_t n, const void *gate, const void *up,
                             const void *dy, void *dgate, void *dup);
 

@@ -16,7 +16,7 @@ enum {
 typedef struct act_job {
     dt_activation kind;
     const void *x, *up, *dy; /* up: swiglu, x its gate; dy: backward */
-    void *out, *dup;         /* swiglu's gradients may be NULL */
+    void *out, *dup;         /* dup: swiglu, backward; NULL: not wanted */
 } act_job;
 
 /* Apart from what comes before and after them, so that a core has shorter chains of operations to
@@ -105,7 +105,8 @@ void dti_swiglu(dt_dtype dtype, int64_t n, const void *gate, const void *up, voi
 void dti_swiglu_backward(dt_dtype dtype, int64_t n, const void *gate, const void *up,
                          const void *dy, void *dgate, void *dup)
 {
-    if (!dgate && !dup)
-        return;
-    run(dtype, n, &(act_job){.x = gate, .up = up, .dy = dy, .out = dgate, .dup = dup});
+    if (dgate)
+        run(dtype, n, &(act_job){.x = gate, .up = up, .dy = dy, .out = dgate, .dup = dup});
+    else if (dup)
+        dti_swiglu(dtype, n, gate, dy, dup);
 }

@@ -259,6 +259,23 @@ static void check_elements(int kind, bool back, int64_t n)
     }
 }
 
+/* Each gradient of swiglu for itself; up is for one of them. */
+START_TEST(swiglu_gradients_alone)
+{
+    enum { N = 700 };
+    static float dgate[N], dup[N];
+    const dt_nn_kernels *nn = dt_nn_kernels_of(DT_CPU);
+    fill(DT_F32, N);
+    nn->swiglu_backward(DT_F32, N, m.in[0], m.in[1], m.in[2], m.out[0], m.out[1]);
+    nn->swiglu_backward(DT_F32, N, m.in[0], m.in[1], m.in[2], dgate, NULL);
+    nn->swiglu_backward(DT_F32, N, m.in[0], NULL, m.in[2], NULL, dup);
+    nn->swiglu_backward(DT_F32, N, m.in[0], NULL, m.in[2], NULL, NULL);
+    ck_assert_mem_eq(dgate, m.out[0], sizeof dgate);
+    for (int i = 0; i < N; i++)
+        ck_assert(fabs((double)dup[i] - (double)m.out[1][i]) <= 1e-6 * fabs((double)dup[i]));
+}
+END_TEST
+
 START_TEST(elements_are_their_formulas)
 {
     static const int64_t n[] = {0, 1, 255, 256, 257, 700, 70007};
@@ -298,6 +315,7 @@ int main(void)
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, norms_are_their_formulas);
     tcase_add_test(tc, norms_ignore_threads);
+    tcase_add_test(tc, swiglu_gradients_alone);
     tcase_add_test(tc, elements_are_their_formulas);
     tcase_add_test(tc, activations_at_the_ends);
     suite_add_tcase(suite, tc);
