@@ -8,6 +8,14 @@
 #include "array/dt_kernels_optim.h"
 #include "array/dt_matmul.h"
 
+/* One cast of a list. */
+typedef struct dti_cast_args {
+    dt_dtype to, from;
+    void *dst;
+    const void *src;
+    int64_t n;
+} dti_cast_args;
+
 /* Whole-array operations on device pointers, in the order of the rank's compute stream; contracts
  * as in array/array_internal.h. */
 typedef struct dti_cuda_arrays {
@@ -16,7 +24,8 @@ typedef struct dti_cuda_arrays {
     void (*fill)(dt_dtype dtype, void *dst, int64_t n, double value);
     void (*scale)(dt_dtype dtype, void *dst, int64_t n, double factor);
     void (*add)(dt_dtype dtype, void *dst, const void *src, int64_t n);
-    void (*cast)(dt_dtype to, void *dst, dt_dtype from, const void *src, int64_t n);
+    /* A launch for neighbours in the list of the same two types. */
+    void (*cast)(int count, const dti_cast_args *list);
     void (*copy_block)(const dti_strided_block *b);
     void (*reduce)(dt_dtype dtype, void *dst, int nsrc, const void *const *src, int64_t n,
                    dt_reduce op);

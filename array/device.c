@@ -62,12 +62,19 @@ void dti_copy_elsewhere(dt_array *dst, const dt_array *src)
          dt_array_bytes(dst));
 }
 
+static dti_cast_args cast_args(const dt_array *dst, const dt_array *src)
+{
+    return (dti_cast_args){dst->dtype, src->dtype, dt_array_data(dst), dt_array_data(src),
+                           dt_array_count(dst)};
+}
+
 void dti_cast_elsewhere(dt_array *dst, const dt_array *src)
 {
     const dti_cuda_arrays *to = dti_elsewhere(dst), *from = dti_elsewhere(src);
     const int64_t n = dt_array_count(dst);
     if (to && from) {
-        to->cast(dst->dtype, dt_array_data(dst), src->dtype, dt_array_data(src), n);
+        const dti_cast_args one = cast_args(dst, src);
+        to->cast(1, &one);
         return;
     }
     /* The host converts, piece by piece, from or to the type that is on the device. */
@@ -83,6 +90,29 @@ void dti_cast_elsewhere(dt_array *dst, const dt_array *src)
         if (to)
             (void)to->write(out, room, (size_t)m * dt_dtype_size(dst->dtype));
     }
+}
+
+void dt_casts_add(dt_casts *c, dt_array *dst, const dt_array *src)
+{
+    if (!dti_elsewhere(dst) || !dti_elsewhere(src)) {
+        dt_array_cast(dst, src);
+        return;
+    }
+    if (c->n == DT_CASTS)
+        dt_casts_run(c);
+    c->dst[c->n] = *dst;
+    c->src[c->n++] = dt_array_share(src);
+}
+
+void dt_casts_run(dt_casts *c)
+{
+    dti_cast_args list[DT_CASTS];
+    for (int i = 0; i < c->n; i++)
+        list[i] = cast_args(&c->dst[i], &c->src[i]);
+    if (c->n > 0)
+        dti_elsewhere(&c->dst[0])->cast(c->n, list);
+    while (c->n > 0)
+        dt_array_release(&c->src[--c->n]);
 }
 
 const void *dt_array_look(const dt_array *a, void **copy_out)

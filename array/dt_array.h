@@ -156,6 +156,16 @@ void dt_array_scale(dt_array *a, double factor);            /* a *= factor, floa
 /* Between any dtypes, same count. To bf16 and f16: round to nearest, ties to even, by way of f32.
  * Floats become integers toward zero and saturate, NaN is 0; a narrower integer wraps. */
 void dt_array_cast(dt_array *dst, const dt_array *src);
+/* Casts that may share a launch: on cuda they wait for dt_casts_run, which goes before dst is used
+ * or released (the list holds src); elsewhere, and where no more fit, they are done at once. Start
+ * with {0}. */
+enum { DT_CASTS = 24 };
+typedef struct dt_casts {
+    int n;
+    dt_array dst[DT_CASTS], src[DT_CASTS];
+} dt_casts;
+void dt_casts_add(dt_casts *c, dt_array *dst, const dt_array *src);
+void dt_casts_run(dt_casts *c);
 /* Copy the block of `extent` elements from src at src_at to dst at dst_at: same ndim and dtype,
  * no overlap. */
 void dt_array_copy_block(dt_array *dst, const int64_t dst_at[], const dt_array *src,

@@ -48,9 +48,11 @@ typedef struct dt_rope_options {
     double theta, factor;
     double low_freq_factor, high_freq_factor; /* 0: factor alone */
     double original_positions;
+    bool bshd; /* x [batch, seq, heads, dim] */
 } dt_rope_options;
 
-/* x [batch, heads, seq, dim]; positions [seq], or [batch, seq] if `batched`. */
+/* x [batch, heads, seq, dim], or as rope.bshd has it; positions [seq], or [batch, seq] if
+ * `batched`. */
 typedef struct dt_rope_args {
     dt_dtype dtype;
     int64_t batch, heads, seq, dim;
@@ -81,10 +83,12 @@ typedef struct dt_loss_args {
 } dt_loss_args;
 
 /* q [batch, heads, queries, dim], k [batch, kv_heads, keys, dim], v [batch, kv_heads, keys, vdim].
+ * bshd: [batch, queries, heads, dim], and k, v, out and all gradients likewise.
  * Head h of q is the whole model's head head_lo + h and reads key head (head_lo + h) / group -
  * kv_lo. */
 typedef struct dt_attention_args {
     dt_dtype dtype;
+    bool bshd;
     int64_t batch, heads, kv_heads, queries, keys, dim, vdim;
     int64_t group, head_lo, kv_lo;
     double scale;

@@ -32,6 +32,20 @@ typedef struct view {
     const int32_t *q_doc, *k_doc; /* NULL: one document */
 } view;
 
+/* Where a head of a sample begins among its array's rows, and how far apart its rows are. */
+static int64_t first_row(const dt_attention_args *a, int64_t b, int64_t h, int64_t heads,
+                         int64_t rows)
+{
+    if (rows == 0)
+        return 0; /* of no array */
+    return a->bshd ? b * rows * heads + h : (b * heads + h) * rows;
+}
+
+static int64_t row_step(const dt_attention_args *a, int64_t heads)
+{
+    return a->bshd ? heads : 1;
+}
+
 typedef enum sight { SIGHT_NONE, SIGHT_SOME, SIGHT_ALL } sight;
 
 static view view_at(const dt_attention_args *a, int64_t b, int64_t first)

@@ -79,9 +79,9 @@ void gpu_release(void)
 
 /* ---- launches and waits ---- */
 
-enum { AIM_FORWARD = 16, AIM_BACKWARD = 30 };
-/* A host waits for: two checks of ids and the loss; nothing; the norm (docs/cuda.md). */
-static const int64_t expected_waits[3] = {3, 0, 1};
+/* Launches a layer, which are also the aims, and what a host waits for: two checks of ids and the
+ * loss; nothing; the norm (docs/cuda.md). */
+static const int64_t expected_launches[3] = {16, 30, 0}, expected_waits[3] = {3, 0, 1};
 /* Two models that differ by two layers. */
 static const trainer_shape counted[] = {{"llama, 2 layers", true, 256, 128, 256, 2, 2, 1, 1, 64},
                                         {"llama, 4 layers", true, 256, 128, 256, 4, 2, 1, 1, 64}};
@@ -126,7 +126,6 @@ static dt_status count(dt_world *world, void *arg)
 {
     (void)arg;
     static const char *const names[] = {"forward", "backward", "norm and AdamW"};
-    static const int aims[] = {AIM_FORWARD, AIM_BACKWARD};
     step_counts c[2];
     trainer t;
     float loss = 0;
@@ -137,15 +136,17 @@ static dt_status count(dt_world *world, void *arg)
         trainer_destroy(&t);
     }
     for (int p = 0; p < 3; p++) {
-        const double layer = (double)(c[1].part[p].launches - c[0].part[p].launches) / 2;
-        (void)printf("%-15s %5.1f launches a layer", names[p], layer);
-        if (p < 2)
-            (void)printf(" (aim: at most %d)", aims[p]);
-        (void)printf(", %lld and %lld launches in %s and 4, waits of the host %lld and %lld\n",
-                     (long long)c[0].part[p].launches, (long long)c[1].part[p].launches,
-                     counted[0].name, (long long)c[0].part[p].waits, (long long)c[1].part[p].waits);
+        const int64_t more = c[1].part[p].launches - c[0].part[p].launches;
+        (void)printf("%-15s %5.1f launches a layer, %lld and %lld launches in %s and 4, waits of "
+                     "the host %lld and %lld\n",
+                     names[p], (double)more / 2, (long long)c[0].part[p].launches,
+                     (long long)c[1].part[p].launches, counted[0].name,
+                     (long long)c[0].part[p].waits, (long long)c[1].part[p].waits);
         DT_REQUIRE(c[1].part[p].waits == expected_waits[p], DT_ERR_STATE,
                    "%s should wait %lld times", names[p], (long long)expected_waits[p]);
+        DT_REQUIRE(more == 2 * expected_launches[p], DT_ERR_STATE,
+                   "%s should have %lld launches a layer", names[p],
+                   (long long)expected_launches[p]);
     }
     return DT_OK;
 }

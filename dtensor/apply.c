@@ -96,7 +96,8 @@ bool dti_widens(const dt_op *op, const dt_mesh *mesh, dt_dtype dtype)
 
 bool dti_is_called(const dt_op *op, const dt_mesh *mesh)
 {
-    return dt_mesh_device(mesh).kind != DT_META || (op->communicates && !dt_mesh_rehearses(mesh));
+    return dt_mesh_device(mesh).kind != DT_META || op->shares ||
+           (op->communicates && !dt_mesh_rehearses(mesh));
 }
 
 /* The array as op functions shall see it: zero where its term went R -> P and this rank is not the

@@ -15,7 +15,7 @@
  * Everything else is here once: legality, output layouts and shapes, allocation, R -> P of terms,
  * half precision (local arrays reach the functions as f32, unless .handles_half; on cuda as they
  * are), recording, gradients' layouts, errors with their cheapest fix, DT_EXPLAIN. On meta the
- * functions are not called, unless .communicates. Rules: dtensor/dt_rule.h. */
+ * functions are not called, unless .communicates or .shares. Rules: dtensor/dt_rule.h. */
 #pragma once
 
 #include "dtensor/dt_rule.h"
@@ -67,6 +67,9 @@ typedef struct dt_op {
     bool handles_half;                    /* functions take bf16 and f16 arrays as they are */
     /* functions issue collectives, so they are called on meta too, where arrays have no data */
     bool communicates;
+    /* a result may be an operand's bytes, which c->out[j] is given then, and d(in i) c->dout's:
+     * called on meta too, for memory to be counted alike */
+    bool shares;
     /* NULL: dtype of operand 0's (first float) */
     dt_dtype (*out_dtype)(const void *attr, dt_dtype in0);
     /* one output, dear to compute: a selective recompute keeps it, with the extras */

@@ -85,9 +85,18 @@ dt_status dti_fsdp_announce(dti_group *g)
     return DT_OK;
 }
 
+/* The shard, which is open until then, in another dtype. */
+static void cast_shard(const dti_group *g, dti_member *mb, dt_casts *casts, dt_array *to)
+{
+    dt_casts_add(casts, to, dt_tensor_local(mb->param->tensor));
+    if (g->options.store)
+        dt_casts_run(casts);
+    close_shard(mb);
+}
+
 /* What is gathered of a member, as a new reference: its shard in the dtype of use, or what the
  * group kept. A shard that was opened stays so if it is its own bytes that move. */
-static dt_status source(dti_group *g, dti_member *mb, dt_local *out)
+static dt_status source(dti_group *g, dti_member *mb, dt_casts *casts, dt_local *out)
 {
     if (g->state == DTI_GROUPED) {
         *out = mb->kept;
@@ -103,8 +112,7 @@ static dt_status source(dti_group *g, dti_member *mb, dt_local *out)
     }
     DT_TRY(dt_array_create(dt_mesh_heap(g->mesh), mb->use_dtype, shard->shape, DT_TAG_COMM,
                            &out->array));
-    dt_array_cast(&out->array, shard);
-    close_shard(mb);
+    cast_shard(g, mb, casts, &out->array);
     return DT_OK;
 }
 
@@ -114,6 +122,7 @@ typedef struct lists {
     const dt_layout **dst;
     const dt_array **into;
     int n;
+    dt_casts casts; /* to sources or targets, before anything moves */
 } lists;
 
 static dt_status fill(dti_group *g, lists *l)
@@ -133,13 +142,12 @@ static dt_status fill(dti_group *g, lists *l)
         DT_TRY(dt_storage_refill(use->storage));
         if (g->state == DTI_SHARDED && mb->use == mb->param->layout) { /* all of it is here */
             DT_TRY(open_shard(mb));
-            dt_array_cast(use, dt_tensor_local(mb->param->tensor));
-            close_shard(mb);
+            cast_shard(g, mb, &l->casts, use);
             continue;
         }
         l->dst[l->n] = g->state == DTI_GROUPED ? mb->use_view : mb->use;
         l->into[l->n] = use;
-        DT_TRY(source(g, mb, &l->src[l->n]));
+        DT_TRY(source(g, mb, &l->casts, &l->src[l->n]));
         l->n++;
     }
     return DT_OK;
@@ -163,6 +171,7 @@ static dt_status begin(dti_group *g)
     lists l = {0};
     g->reading = false;
     dt_status st = fill(g, &l);
+    dt_casts_run(&l.casts);
     if (st == DT_OK && l.n > 0) {
         const dt_move_options o = {.channel = DTI_GATHER_CHANNEL,
                                    .label = dti_fsdp_name(g),

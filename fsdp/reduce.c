@@ -15,8 +15,8 @@ static bool same_dtype(const dti_member *mb)
     return mb->use_dtype == mb->sum_dtype;
 }
 
-/* Add what arose at p->use to the sum in sum_dtype. */
-static dt_status hold(const dti_group *g, dti_member *mb)
+/* Add what arose at p->use to the sum in sum_dtype, once `casts` have run. */
+static dt_status hold(const dti_group *g, dti_member *mb, dt_casts *casts)
 {
     dt_local *arisen = dt_tensor_grad(mb->param->use);
     if (!arisen->array.storage)
@@ -28,19 +28,24 @@ static dt_status hold(const dti_group *g, dti_member *mb)
     dt_local wide = {.layout = arisen->layout};
     DT_TRY(dt_array_create(dt_mesh_heap(g->mesh), mb->sum_dtype, arisen->array.shape,
                            DT_TAG_GRADIENT, &wide.array));
-    dt_array_cast(&wide.array, &arisen->array);
+    dt_casts_add(casts, &wide.array, &arisen->array);
     dt_tensor_clear_grad(mb->param->use);
+    if (dt_tensor_grad(mb->sum)->array.storage)
+        dt_casts_run(casts);
     DT_TRY(dt_tensor_add_grad(mb->sum, &wide));
     return DT_OK;
 }
 
 dt_status dti_fsdp_reduce_hold(dti_group *g)
 {
-    for (int i = 0; !g->fsdp->print && i < g->n; i++) {
+    dt_casts casts = {0};
+    dt_status st = DT_OK;
+    for (int i = 0; !g->fsdp->print && st == DT_OK && i < g->n; i++) {
         if (g->member[i].param->use && !same_dtype(&g->member[i]))
-            DT_TRY(hold(g, &g->member[i]));
+            st = hold(g, &g->member[i], &casts);
     }
-    return DT_OK;
+    dt_casts_run(&casts);
+    return st;
 }
 
 void dti_fsdp_reduce_clear(dti_group *g)

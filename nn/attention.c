@@ -5,6 +5,9 @@
  *             Wo^T; Qwen2: biases on q, k, v; Qwen3: rmsnorm over D of q and k before rope
  *     GPT-2   qkv_BS3HD = x Wqkv + b; attention; [B,S,(H D)] Wo + b
  *
+ * On cuda heads stay behind tokens, [B,S,H,D], and no bytes move. The cpu's caches want a head's
+ * rows side by side: there they are copied.
+ *
  * Sources: Touvron et al. 2023 (Llama), Ainslie et al. 2023 (grouped queries), Radford et al. 2019
  * (GPT-2). */
 #include "nn/dt_layers.h"
@@ -35,24 +38,34 @@ static dt_status add_linear(dt_module *m, const char *name, const dt_linear_opti
     return DT_OK;
 }
 
-/* documents NULL: one. Within a document the order of tokens is that of their indices. */
+static bool is_bshd(const dt_tape *t)
+{
+    return dt_mesh_device(dt_tape_mesh(t)).kind == DT_CUDA;
+}
+
+/* -> [B,S,(H D)]. documents NULL: one. Within a document the order of tokens is that of their
+ * indices. */
 static dt_tensor *attend(dt_tape *t, dt_tensor *q, dt_tensor *k, dt_tensor *v,
                          dt_tensor *documents)
 {
-    return dt_attention(
-        t, q, k, v, &(dt_attention_options){.q_documents = documents, .k_documents = documents});
+    const dt_attention_options o = {
+        .bshd = is_bshd(t), .q_documents = documents, .k_documents = documents};
+    dt_tensor *y = dt_attention(t, q, k, v, &o);
+    return dt_rearrange(t, y, o.bshd ? "b s h d -> b s (h d)" : "b h s d -> b s (h d)", "");
 }
 
 /* ---- Llama ---- */
 
 /* q or k with its norm, if there is one, and its positions. */
-static dt_tensor *rotated(dt_module *m, int norm, dt_tape *t, dt_tensor *head_BHSD,
+static dt_tensor *rotated(dt_module *m, int norm, dt_tape *t, dt_tensor *head,
                           dt_tensor *positions)
 {
     const dt_attention_layer_options *o = dt_module_state(m);
-    dt_tensor *x = o->qk_norm_eps > 0 ? dt_module_call1(dt_module_child(m, norm), t, head_BHSD)
-                                      : head_BHSD;
-    return dt_rope(t, x, positions, &o->rope);
+    dt_rope_options rope = o->rope;
+    dt_tensor *x =
+        o->qk_norm_eps > 0 ? dt_module_call1(dt_module_child(m, norm), t, head) : head;
+    rope.bshd = is_bshd(t);
+    return dt_rope(t, x, positions, &rope);
 }
 
 static dt_values llama_forward(dt_module *m, dt_tape *t, const dt_values *in)
@@ -63,13 +76,13 @@ static dt_values llama_forward(dt_module *m, dt_tape *t, const dt_values *in)
     dt_tensor *y[3], *head[3]; /* q, k, v */
     dti_linears(m, 3, t, in->value[0], y);
     for (int i = 0; i < 3; i++) {
-        head[i] = dt_rearrange(t, y[i], "b s (h d) -> b h s d", sizes);
+        head[i] = dt_rearrange(
+            t, y[i], is_bshd(t) ? "b s (h d) -> b s h d" : "b s (h d) -> b h s d", sizes);
         dt_tensor_drop(y[i]);
     }
     dt_tensor *q = rotated(m, 4, t, head[0], in->value[1]);
     dt_tensor *k = rotated(m, 5, t, head[1], in->value[1]);
-    dt_tensor *y_BHSD = attend(t, q, k, head[2], in->value[2]);
-    dt_tensor *y_BSN = dt_rearrange(t, y_BHSD, "b h s d -> b s (h d)", "");
+    dt_tensor *y_BSN = attend(t, q, k, head[2], in->value[2]);
     return one(dt_dropout(t, dt_module_call1(dt_module_child(m, 3), t, y_BSN), o->dropout));
 }
 
@@ -121,11 +134,11 @@ static dt_values gpt2_forward(dt_module *m, dt_tape *t, const dt_values *in)
     dt_tensor *head[3]; /* q, k, v */
     for (int i = 0; i < 3; i++) {
         dt_tensor *y_BSHD = dt_select(t, qkv_BS3HD, 2, i);
-        head[i] = dt_rearrange(t, y_BSHD, "b s h d -> b h s d", "");
-        dt_tensor_drop(y_BSHD);
+        head[i] = is_bshd(t) ? y_BSHD : dt_rearrange(t, y_BSHD, "b s h d -> b h s d", "");
+        if (!is_bshd(t))
+            dt_tensor_drop(y_BSHD);
     }
-    dt_tensor *y_BHSD = attend(t, head[0], head[1], head[2], in->value[2]);
-    dt_tensor *y_BSN = dt_rearrange(t, y_BHSD, "b h s d -> b s (h d)", "");
+    dt_tensor *y_BSN = attend(t, head[0], head[1], head[2], in->value[2]);
     return one(dt_dropout(t, dt_module_call1(dt_module_child(m, 1), t, y_BSN), *dropout));
 }
 

@@ -7,12 +7,14 @@ namespace {
 using namespace gpu;
 
 /* dout . out, term by term as dp = dout . v is summed in attention_plain.cu, so that a query that
- * sees one key has dp - delta = 0. One thread a query. */
+ * sees one key has dp - delta = 0. One thread a query; delta [outer, inner, middle], its rows
+ * [outer, middle, inner]. */
 template <class S, int N>
 __global__ void __launch_bounds__(BLOCK)
-    row_dots(int64_t rows, int64_t n, const S *dout, const S *out, real<S> *delta)
+    row_dots(int64_t rows, int64_t middle, int64_t inner, int64_t n, const S *dout, const S *out,
+             real<S> *delta)
 {
-    const int64_t r = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
+    const int64_t r = thread_index();
     real<S> sum = 0;
     for (int64_t i = 0; r < rows && i < n; i += N) {
         real<S> x[N], y[N];
@@ -23,20 +25,21 @@ __global__ void __launch_bounds__(BLOCK)
             sum += x[j] * y[j];
     }
     if (r < rows)
-        delta[r] = sum;
+        delta[(r / inner / middle * inner + r % inner) * middle + r / inner % middle] = sum;
 }
 
 template <class S> void make_delta(const dt_attention_args *a, real<S> *delta)
 {
     constexpr int N = PER_16<S>;
     const int64_t rows = a->batch * a->heads * a->queries;
+    const int64_t middle = a->bshd ? a->queries : rows, inner = a->bshd ? a->heads : 1;
     const S *dout = (const S *)a->dout, *out = (const S *)a->out;
     if (a->vdim % N == 0 && fits<N>(dout, out))
-        GPU_LAUNCH((row_dots<S, N>), blocks(rows, BLOCK), BLOCK, 0, dti_gpu_stream(), rows, a->vdim,
-                   dout, out, delta);
+        GPU_LAUNCH((row_dots<S, N>), blocks(rows, BLOCK), BLOCK, 0, dti_gpu_stream(), rows, middle,
+                   inner, a->vdim, dout, out, delta);
     else
-        GPU_LAUNCH((row_dots<S, 1>), blocks(rows, BLOCK), BLOCK, 0, dti_gpu_stream(), rows, a->vdim,
-                   dout, out, delta);
+        GPU_LAUNCH((row_dots<S, 1>), blocks(rows, BLOCK), BLOCK, 0, dti_gpu_stream(), rows, middle,
+                   inner, a->vdim, dout, out, delta);
 }
 
 /* Arrays for positions that are counted. */

@@ -12,6 +12,7 @@ namespace gpu {
 /* Of dt_attention_args; no padding, so that the simulated device can tell pointers. */
 struct attention_sizes {
     int64_t heads, kv_heads, queries, keys, dim, vdim, group, head_lo, kv_lo;
+    int64_t bshd; /* 1: [batch, tokens, heads, dim]; 0: heads before tokens */
     double scale;
     const int32_t *q_pos, *k_pos, *q_doc, *k_doc;           /* NULL: not causal, one document */
     int64_t q_pos_step, k_pos_step, q_doc_step, k_doc_step; /* from sample to sample */
@@ -36,6 +37,7 @@ inline attention_sizes sizes_of(const dt_attention_args *a)
             a->group,
             a->head_lo,
             a->kv_lo,
+            a->bshd,
             a->scale,
             a->causal ? a->q_pos : nullptr,
             a->causal ? a->k_pos : nullptr,
@@ -45,6 +47,25 @@ inline attention_sizes sizes_of(const dt_attention_args *a)
             a->k_pos_batched ? a->keys : 0,
             a->q_doc_batched ? a->queries : 0,
             a->k_doc_batched ? a->keys : 0};
+}
+
+/* ---- where a head's rows are ---- */
+
+/* Rows of an array, `step` elements apart. */
+template <class S> struct rows_of {
+    S *at;
+    int64_t step;
+};
+
+/* Tokens of head `head` of `heads`, counted over samples, of n tokens each, from token `first`. */
+template <class S>
+__device__ inline rows_of<S> head_rows(const attention_sizes &z, S *x, int64_t width, int64_t head,
+                                       int64_t heads, int64_t n, int64_t first)
+{
+    const uint32_t sample = (uint32_t)head / (uint32_t)heads;
+    const int64_t row =
+        z.bshd ? (sample * n + first) * heads + head - sample * heads : head * n + first;
+    return {x + row * width, z.bshd ? heads * width : width};
 }
 
 /* ---- what is seen ---- */
@@ -204,7 +225,7 @@ template <bool BY_KEYS, int ROWS, int COLS> class walk {
             }
         } while (seen[tile] == SEES_NONE);
     }
-    /* The first row, in its head and among those of all heads, and how many. */
+    /* The first row, in its head and among those of all heads in turn, and how many. */
     __device__ int64_t first() const
     {
         return (int64_t)row_tile * ROWS;
@@ -216,6 +237,11 @@ template <bool BY_KEYS, int ROWS, int COLS> class walk {
     __device__ int m() const
     {
         return (int)min(nrows() - first(), (int64_t)ROWS);
+    }
+    /* The rows in an array of theirs, of `width` numbers each. */
+    template <class S> __device__ rows_of<S> mine(S *x, int64_t width) const
+    {
+        return head_rows(z, x, width, row_head, BY_KEYS ? z.kv_heads : z.heads, nrows(), first());
     }
     /* The same of the columns of the tile. */
     __device__ int64_t column() const
@@ -229,6 +255,10 @@ template <bool BY_KEYS, int ROWS, int COLS> class walk {
     __device__ int n() const
     {
         return (int)min(ncols() - column(), (int64_t)COLS);
+    }
+    template <class S> __device__ rows_of<S> theirs(S *x, int64_t width) const
+    {
+        return head_rows(z, x, width, head, BY_KEYS ? z.heads : z.kv_heads, ncols(), column());
     }
     /* Are there COLS columns, and does every row see each? */
     __device__ bool sees_all() const

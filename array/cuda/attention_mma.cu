@@ -63,7 +63,7 @@ __device__ inline void absorb(float factor, frag_c (&s)[MT][COLS / 8], running<M
 template <class S, int WIDTH, int MT>
 __device__ inline void finish(const running<MT> &x, const frag_c (&o)[MT][WIDTH / 8],
                               swizzled<S, WIDTH> tile, int row, int m, const attention_sizes &z,
-                              S *out, float *lse)
+                              rows_of<S> out, float *lse)
 {
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) {
@@ -101,16 +101,16 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
         x.max[mt][0] = x.max[mt][1] = -INFINITY, x.sum[mt][0] = x.sum[mt][1] = 0;
-    load_tile<ROWS, THREADS>(c, qs, q + w.at() * z.dim, w.m(), z.dim);
+    load_tile<ROWS, THREADS>(c, qs, w.mine(q, z.dim), w.m(), z.dim);
     if (!w.ended())
-        load_tile<COLS, THREADS>(c, ks, k + w.there() * z.dim, w.n(), z.dim);
+        load_tile<COLS, THREADS>(c, ks, w.theirs(k, z.dim), w.n(), z.dim);
     c.commit();
     while (!w.ended()) {
         frag_c s[MT][COLS / 8];
         frag_a p[MT][COLS / 16];
         c.wait<0>();
         __syncthreads(); /* k is there, v has been used */
-        load_tile<COLS, THREADS>(c, vs, v + w.there() * z.vdim, w.n(), z.vdim);
+        load_tile<COLS, THREADS>(c, vs, w.theirs(v, z.vdim), w.n(), z.vdim);
         c.commit();
         multiply_rows(qs, row, ks, s);
         if (!w.sees_all())
@@ -125,13 +125,13 @@ __global__ void __launch_bounds__(THREADS)
         c.wait<0>();
         __syncthreads(); /* v is there, k has been used */
         if (!w.ended())
-            load_tile<COLS, THREADS>(c, ks, k + w.there() * z.dim, w.n(), z.dim);
+            load_tile<COLS, THREADS>(c, ks, w.theirs(k, z.dim), w.n(), z.dim);
         c.commit();
         add_product(p, vs, o);
     }
     c.wait<0>();
     __syncthreads();
-    finish(x, o, qs, row, w.m(), z, out + w.at() * z.vdim, lse + w.at());
+    finish(x, o, qs, row, w.m(), z, w.mine(out, z.vdim), lse + w.at());
 }
 
 template <class S, int WIDTH, int MT> void forward(const dt_attention_args *a)

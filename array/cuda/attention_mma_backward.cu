@@ -37,8 +37,8 @@ __device__ inline void load_columns(copies &c, const Walk &w, const sources<S> &
 {
     const int n = w.n(), i = (int)threadIdx.x;
     const swizzled<S, WIDTH> y1 = {to->y1}, y2 = {to->y2};
-    load_tile<COLS, THREADS>(c, y1, from.y1 + w.there() * from.z.dim, n, from.z.dim);
-    load_tile<COLS, THREADS>(c, y2, from.y2 + w.there() * from.z.vdim, n, from.z.vdim);
+    load_tile<COLS, THREADS>(c, y1, w.theirs(from.y1, from.z.dim), n, from.z.dim);
+    load_tile<COLS, THREADS>(c, y2, w.theirs(from.y2, from.z.vdim), n, from.z.vdim);
     if (BY_KEYS && i < 2 * COLS) {
         const bool there = i % COLS < n;
         const float *x = (i < COLS ? from.lse : from.delta) + w.there();
@@ -117,8 +117,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     frag_c o1[1][WIDTH / 8] = {}, o2[1][TWO ? WIDTH / 8 : 1] = {};
     row_terms terms = {};
     copies c;
-    load_tile<ROWS, THREADS>(c, x1, (BY_KEYS ? k : q) + w.at() * z.dim, w.m(), z.dim);
-    load_tile<ROWS, THREADS>(c, x2, (BY_KEYS ? v : dout) + w.at() * z.vdim, w.m(), z.vdim);
+    load_tile<ROWS, THREADS>(c, x1, w.mine(BY_KEYS ? k : q, z.dim), w.m(), z.dim);
+    load_tile<ROWS, THREADS>(c, x2, w.mine(BY_KEYS ? v : dout, z.vdim), w.m(), z.vdim);
     if (!w.ended())
         load_columns<BY_KEYS, THREADS>(c, w, from, &mem->place[0]);
     c.commit();
@@ -152,11 +152,10 @@ __global__ void __launch_bounds__(32 * WARPS)
     c.wait<0>();
     __syncthreads();
     if (want1)
-        write_rows(x1, row, o1[0], (float)z.scale, (float)z.scale, d1 + w.at() * z.dim, w.m(),
-                   z.dim);
+        write_rows(x1, row, o1[0], (float)z.scale, (float)z.scale, w.mine(d1, z.dim), w.m(), z.dim);
     if constexpr (BY_KEYS)
         if (want2)
-            write_rows(x2, row, choose<TWO>(o1, o2)[0], 1, 1, d2 + w.at() * z.vdim, w.m(), z.vdim);
+            write_rows(x2, row, choose<TWO>(o1, o2)[0], 1, 1, w.mine(d2, z.vdim), w.m(), z.vdim);
 }
 
 template <class S, int WIDTH, int WARPS, bool BY_KEYS>

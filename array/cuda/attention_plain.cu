@@ -56,22 +56,21 @@ __device__ inline void see(const walk<BY_KEYS, TILE, TILE> &w, bool (&seen)[PER]
             seen[i][j] = w.sees(row[i], col[j]);
 }
 
-/* to [TILE, DEPTH + 1] = columns [d, d + depth) of m rows of x [m, width], 0 past m. */
+/* to [TILE, DEPTH + 1] = columns [d, d + depth) of m rows of x, 0 past m. */
 template <class S>
-__device__ inline void stage_rows(const S *x, int m, int64_t width, int64_t d, int depth,
-                                  real<S> *to)
+__device__ inline void stage_rows(rows_of<const S> x, int m, int64_t d, int depth, real<S> *to)
 {
     for (int i = (int)threadIdx.x; i < TILE * DEPTH; i += THREADS) {
         const int r = i / DEPTH, c = i % DEPTH;
         if (c < depth)
-            to[r * (DEPTH + 1) + c] = r < m ? to_real(x[r * width + d + c]) : 0;
+            to[r * (DEPTH + 1) + c] = r < m ? to_real(x.at[r * x.step + d + c]) : 0;
     }
 }
 
 /* sum = rows of x [m, width] times rows of y [n, width], term after term. Ends with a barrier. */
 template <class S>
-__device__ inline void multiply(const S *x, int m, const S *y, int n, int64_t width, real<S> *stage,
-                                real<S> (&sum)[PER][PER])
+__device__ inline void multiply(rows_of<const S> x, int m, rows_of<const S> y, int n, int64_t width,
+                                real<S> *stage, real<S> (&sum)[PER][PER])
 {
     real<S> *xs = stage, *ys = stage + TILE * (DEPTH + 1);
 #pragma unroll
@@ -81,8 +80,8 @@ __device__ inline void multiply(const S *x, int m, const S *y, int n, int64_t wi
             sum[i][j] = 0;
     for (int64_t d = 0; d < width; d += DEPTH) {
         const int depth = (int)min(width - d, (int64_t)DEPTH);
-        stage_rows(x, m, width, d, depth, xs);
-        stage_rows(y, n, width, d, depth, ys);
+        stage_rows(x, m, d, depth, xs);
+        stage_rows(y, n, d, depth, ys);
         __syncthreads();
         for (int c = 0; c < depth; c++) {
             real<S> a[PER], b[PER];
@@ -104,7 +103,7 @@ __device__ inline void multiply(const S *x, int m, const S *y, int n, int64_t wi
 /* out += score times columns [col, col + OUT) of the n rows of y [n, width]. `score` was written
  * just before. Ends with a barrier. */
 template <class S>
-__device__ inline void accumulate(const S *y, int n, int64_t width, int64_t col,
+__device__ inline void accumulate(rows_of<const S> y, int n, int64_t width, int64_t col,
                                   tile_memory<real<S>> &mem, real<S> (&out)[PER][OUT_PER])
 {
     const int cols = (int)min(width - col, (int64_t)OUT);
@@ -113,7 +112,7 @@ __device__ inline void accumulate(const S *y, int n, int64_t width, int64_t col,
         const int rows = min(n - r0, DEPTH);
         for (int i = (int)threadIdx.x; i < rows * OUT; i += THREADS)
             if (i % OUT < cols)
-                mem.stage[i] = to_real(y[(r0 + i / OUT) * width + col + i % OUT]);
+                mem.stage[i] = to_real(y.at[(r0 + i / OUT) * y.step + col + i % OUT]);
         __syncthreads();
         for (int r = 0; r < rows; r++)
 #pragma unroll
@@ -138,10 +137,10 @@ __device__ inline void scale_rows(const tile_memory<R> &mem, R (&out)[PER][OUT_P
             out[i][j] *= mem.row[ty() + SIDE * i];
 }
 
-/* Columns [col, col + OUT) of m rows of to [m, width]. */
+/* Columns [col, col + OUT) of m rows of `width`. */
 template <class S>
 __device__ inline void write_rows(const real<S> (&out)[PER][OUT_PER], int m, int64_t width,
-                                  int64_t col, S *to)
+                                  int64_t col, rows_of<S> to)
 {
 #pragma unroll
     for (int i = 0; i < PER; i++)
@@ -150,7 +149,7 @@ __device__ inline void write_rows(const real<S> (&out)[PER][OUT_PER], int m, int
             const int r = ty() + SIDE * i;
             const int64_t c = col + tx() + SIDE * j;
             if (r < m && c < width)
-                to[r * width + c] = from_real<S>(out[i][j]);
+                to.at[r * to.step + c] = from_real<S>(out[i][j]);
         }
 }
 
@@ -207,7 +206,7 @@ __global__ void __launch_bounds__(THREADS)
     R sum[PER][PER], o[PER][OUT_PER] = {};
     for (; !w.ended(); w.next()) {
         const int n = w.n();
-        multiply(q + w.at() * z.dim, w.m(), k + w.there() * z.dim, n, z.dim, mem->stage, sum);
+        multiply(w.mine(q, z.dim), w.m(), w.theirs(k, z.dim), n, z.dim, mem->stage, sum);
         see(w, seen);
         for_scores([&](int i, int j, int at) {
             mem->score[at] = seen[i][j] ? sum[i][j] * (R)z.scale : -(R)INFINITY;
@@ -216,7 +215,7 @@ __global__ void __launch_bounds__(THREADS)
         absorb(*mem, x);
         __syncthreads();
         scale_rows(*mem, o);
-        accumulate(v + w.there() * z.vdim, n, z.vdim, col, *mem, o);
+        accumulate(w.theirs(v, z.vdim), n, z.vdim, col, *mem, o);
     }
     const int r = (int)threadIdx.x / 4;
     if (threadIdx.x % 4 == 0)
@@ -225,7 +224,7 @@ __global__ void __launch_bounds__(THREADS)
         lse[w.at() + r] = x.sum > 0 ? x.max + log(x.sum) : 0;
     __syncthreads();
     scale_rows(*mem, o);
-    write_rows(o, w.m(), z.vdim, col, out + w.at() * z.vdim);
+    write_rows(o, w.m(), z.vdim, col, w.mine(out, z.vdim));
 }
 
 /* ---- backward ---- */
@@ -241,14 +240,15 @@ __global__ void __launch_bounds__(THREADS)
     GPU_DYN_SMEM(tile_memory<R>, mem);
     auto w = walk_of<BY_KEYS>(z, mem);
     const int64_t col = blockIdx.y * (int64_t)OUT;
-    const S *x1 = (BY_KEYS ? k : q) + w.at() * z.dim, *x2 = (BY_KEYS ? v : dout) + w.at() * z.vdim;
+    const rows_of<const S> x1 = w.mine(BY_KEYS ? k : q, z.dim);
+    const rows_of<const S> x2 = w.mine(BY_KEYS ? v : dout, z.vdim);
     const bool want1 = d1 && col < z.dim, want2 = d2 && col < z.vdim;
     bool seen[PER][PER];
     R p[PER][PER], ds[PER][PER], o1[PER][OUT_PER] = {}, o2[PER][OUT_PER] = {};
     for (; !w.ended(); w.next()) {
         const int n = w.n();
-        const S *y1 = (BY_KEYS ? q : k) + w.there() * z.dim;
-        const S *y2 = (BY_KEYS ? dout : v) + w.there() * z.vdim;
+        const rows_of<const S> y1 = w.theirs(BY_KEYS ? q : k, z.dim);
+        const rows_of<const S> y2 = w.theirs(BY_KEYS ? dout : v, z.vdim);
         multiply(x1, w.m(), y1, n, z.dim, mem->stage, p);
         multiply(x2, w.m(), y2, n, z.vdim, mem->stage, ds);
         see(w, seen);
@@ -265,9 +265,9 @@ __global__ void __launch_bounds__(THREADS)
             accumulate(y1, n, z.dim, col, *mem, o1);
     }
     if (want1)
-        write_rows(o1, w.m(), z.dim, col, d1 + w.at() * z.dim);
+        write_rows(o1, w.m(), z.dim, col, w.mine(d1, z.dim));
     if (want2)
-        write_rows(o2, w.m(), z.vdim, col, d2 + w.at() * z.vdim);
+        write_rows(o2, w.m(), z.vdim, col, w.mine(d2, z.vdim));
 }
 
 /* ---- launches ---- */

@@ -19,20 +19,20 @@ __device__ inline int warp()
     return (int)threadIdx.x / 32;
 }
 
-/* Begin to copy n rows of from [n, width] to a tile of ROWS rows; zeros past n and width. */
+/* Begin to copy n rows of `width` to a tile of ROWS rows; zeros past n and width. */
 template <int ROWS, int THREADS, class S, int WIDTH>
-__device__ inline void load_tile(copies &c, swizzled<S, WIDTH> to, const S *from, int n,
+__device__ inline void load_tile(copies &c, swizzled<S, WIDTH> to, rows_of<const S> from, int n,
                                  int64_t width)
 {
     constexpr int PACKS = WIDTH / 8, STEP = THREADS / PACKS; /* rows at once */
     static_assert(ROWS % STEP == 0, "no thread has more to copy than others");
     const int row = (int)threadIdx.x / PACKS, pack = (int)threadIdx.x % PACKS;
-    const S *p = from + row * width + pack * 8;
+    const S *p = from.at + row * from.step + pack * 8;
 #pragma unroll
     for (int i = 0; i < ROWS; i += STEP) {
         const bool there = row + i < n && pack * 8 < width;
-        c.add16(to.pack(row + i, pack), there ? p : from, there);
-        p += STEP * width;
+        c.add16(to.pack(row + i, pack), there ? p : from.at, there);
+        p += STEP * from.step;
     }
 }
 
@@ -141,11 +141,11 @@ __device__ inline void hide(const Walk &w, int row, float hidden, frag_c (&s)[MT
         }
 }
 
-/* Rows [row, row + 16) of to [m, width] = out times factors, of rows lane / 4 and those 8 further;
- * by way of the same rows of a tile, which only this warp uses. */
+/* Rows [row, row + 16) of the m of `width` at `to` = out times factors, of rows lane / 4 and those
+ * 8 further; by way of the same rows of a tile, which only this warp uses. */
 template <class S, int WIDTH>
 __device__ inline void write_rows(swizzled<S, WIDTH> tile, int row, const frag_c (&out)[WIDTH / 8],
-                                  float factor, float factor8, S *to, int m, int64_t width)
+                                  float factor, float factor8, rows_of<S> to, int m, int64_t width)
 {
     constexpr int PACKS = WIDTH / 8;
     __syncwarp();
@@ -160,7 +160,7 @@ __device__ inline void write_rows(swizzled<S, WIDTH> tile, int row, const frag_c
     for (int i = lane(); i < 16 * PACKS; i += 32) {
         const int r = row + i / PACKS, pack8 = i % PACKS;
         if (r < m && pack8 * 8 < width)
-            store(to + r * width + pack8 * 8, load<8>(tile.pack(r, pack8)));
+            store(to.at + r * to.step + pack8 * 8, load<8>(tile.pack(r, pack8)));
     }
 }
 } // namespace gpu

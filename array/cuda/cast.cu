@@ -1,5 +1,6 @@
-/* array/cuda/cast.cu - conversion between all dtypes, and normal numbers, on the device; by the
- * rules of array/kernels_cast.c. */
+/* array/cuda/cast.cu - conversion between all dtypes, of a list of arrays in one launch, and normal
+ * numbers, on the device; by the rules of array/kernels_cast.c. */
+#include "array/cuda/lists.h"
 #include "array/cuda/random.h"
 
 namespace {
@@ -25,12 +26,65 @@ template <class To, class From> __device__ inline To converted(From x)
         return (To)gpu::to_real(x);
 }
 
-template <class To> struct convert_op {
-    template <class From> __device__ To operator()(From x) const
-    {
-        return converted<To>(x);
-    }
+enum { CAST_LIST = DT_CASTS }; /* arrays of one launch */
+
+struct cast_array {
+    const void *src;
+    void *dst;
+    int64_t n, wide; /* wide: packs everywhere */
 };
+
+struct cast_list {
+    gpu::block_map<CAST_LIST> map;
+    cast_array array[CAST_LIST];
+};
+
+/* A thread's elements, all in accesses of at most 16 bytes. */
+template <class To, class From>
+constexpr int CAST_PACK = 16 / (int)(sizeof(To) > sizeof(From) ? sizeof(To) : sizeof(From));
+
+template <int N, class To, class From> __device__ inline void cast_pack(const From *src, To *dst)
+{
+    const gpu::pack<From, N> x = gpu::load<N>(src);
+    gpu::pack<To, N> y;
+#pragma unroll
+    for (int j = 0; j < N; j++)
+        y.at[j] = converted<To>(x.at[j]);
+    gpu::store(dst, y);
+}
+
+template <class To, class From>
+__global__ void __launch_bounds__(gpu::BLOCK) cast_kernel(const cast_list list)
+{
+    constexpr int N = CAST_PACK<To, From>;
+    const int at = gpu::array_of(list.map);
+    const cast_array &a = list.array[at];
+    const int64_t block = blockIdx.x - list.map.first[at];
+    const int64_t i = (block * gpu::BLOCK + (int)threadIdx.x) * N;
+    const From *src = (const From *)a.src;
+    To *dst = (To *)a.dst;
+    if (a.wide && i + N <= a.n) {
+        cast_pack<N>(src + i, dst + i);
+        return;
+    }
+    for (int64_t j = i; j < i + N && j < a.n; j++)
+        cast_pack<1>(src + j, dst + j);
+}
+
+template <class To, class From> void start_casts(int count, const dti_cast_args *a)
+{
+    constexpr int N = CAST_PACK<To, From>;
+    cast_list list = {};
+    list.map.count = count;
+    for (int i = 0; i < count; i++, a++) {
+        const bool wide = gpu::fits<N>((const From *)a->src, (To *)a->dst);
+        list.array[i] = {a->src, a->dst, a->n, wide};
+        list.map.first[i + 1] = list.map.first[i] + gpu::blocks(a->n, (int64_t)gpu::BLOCK * N);
+    }
+    if (list.map.first[count] > 0)
+        GPU_LAUNCH((cast_kernel<To, From>), list.map.first[count], gpu::BLOCK, 0, dti_gpu_stream(),
+                   list);
+}
 
 /* A thread has the four elements of one block of random words. */
 template <class S>
@@ -51,15 +105,21 @@ __global__ void __launch_bounds__(gpu::BLOCK)
 }
 } // namespace
 
-void dti_cuda_cast(dt_dtype to, void *dst, dt_dtype from, const void *src, int64_t n)
+void dti_cuda_cast(int count, const dti_cast_args *list)
 {
-    gpu::for_any(to, [&](auto t) {
-        using To = typename decltype(t)::storage;
-        gpu::for_any(from, [&](auto f) {
-            using From = typename decltype(f)::storage;
-            gpu::map_stored(n, convert_op<To>(), (To *)dst, (const From *)src);
+    for (int done = 0, n; done < count; done += n) {
+        const dti_cast_args *a = &list[done];
+        for (n = 1; n < CAST_LIST && done + n < count; n++)
+            if (a[n].to != a->to || a[n].from != a->from)
+                break;
+        gpu::for_any(a->to, [&](auto t) {
+            using To = typename decltype(t)::storage;
+            gpu::for_any(a->from, [&](auto f) {
+                using From = typename decltype(f)::storage;
+                start_casts<To, From>(n, a);
+            });
         });
-    });
+    }
 }
 
 void dti_cuda_normal(dt_dtype dtype, dt_key key, uint64_t first, int64_t n, double std, void *out)

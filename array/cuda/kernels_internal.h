@@ -11,7 +11,7 @@
 void dti_cuda_fill(dt_dtype dtype, void *dst, int64_t n, double value);
 void dti_cuda_scale_into(dt_dtype dtype, void *dst, int64_t n, double factor);
 void dti_cuda_add_into(dt_dtype dtype, void *dst, const void *src, int64_t n);
-void dti_cuda_cast(dt_dtype to, void *dst, dt_dtype from, const void *src, int64_t n);
+void dti_cuda_cast(int count, const dti_cast_args *list);
 void dti_cuda_reduce(dt_dtype dtype, void *dst, int nsrc, const void *const *src, int64_t n,
                      dt_reduce op);
 void dti_cuda_add(dt_dtype dtype, int64_t outer, int64_t inner, const void *x, const void *y,

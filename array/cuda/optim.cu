@@ -1,32 +1,12 @@
 /* array/cuda/optim.cu - AdamW and sums of powers over lists of tensors on the device: one launch a
- * list (of at most LIST tensors), whose blocks find their tensor in the launch's arguments. The
- * arithmetic of AdamW is that of array/kernel_optim.inc. */
-#include "array/cuda/vec.h"
+ * list (of at most LIST tensors). The arithmetic of AdamW is that of array/kernel_optim.inc. */
+#include "array/cuda/lists.h"
 
 #include <math.h>
 
 namespace {
 /* Tensors of one launch: kernels take 32764 bytes of arguments. Short lists have short ones. */
 enum { LIST = 384, SHORT_LIST = 24 };
-
-/* Block b of a launch is block b - first[t] of tensor t, the last one with first[t] <= b. */
-template <int MOST> struct block_map {
-    int count;
-    uint32_t first[MOST + 1];
-};
-
-template <int MOST> __device__ inline int tensor_of(const block_map<MOST> &map)
-{
-    int lo = 0, hi = map.count;
-    while (hi - lo > 1) {
-        const int middle = (lo + hi) / 2;
-        if (map.first[middle] <= blockIdx.x)
-            lo = middle;
-        else
-            hi = middle;
-    }
-    return lo;
-}
 
 /* ---- AdamW ---- */
 
@@ -51,7 +31,7 @@ template <class R> struct adamw_tensor {
 };
 
 template <class R, int MOST> struct adamw_list {
-    block_map<MOST> map;
+    gpu::block_map<MOST> map;
     adamw_constants<R> c;
     adamw_tensor<R> tensor[MOST];
 };
@@ -121,7 +101,7 @@ template <class R, int MOST>
 __global__ void __launch_bounds__(gpu::BLOCK) adamw_kernel(const adamw_list<R, MOST> list)
 {
     constexpr int N = ADAMW_PACK<R>;
-    const int at = tensor_of(list.map);
+    const int at = gpu::array_of(list.map);
     const adamw_tensor<R> &t = list.tensor[at];
     const int64_t first = (int64_t)(blockIdx.x - list.map.first[at]) * ADAMW_EACH<R>;
     for (int p = 0; p < ADAMW_PACKS; p++) {
@@ -196,7 +176,7 @@ struct power_tensor {
 };
 
 template <int MOST> struct power_list {
-    block_map<MOST> map;
+    gpu::block_map<MOST> map;
     power_tensor tensor[MOST];
 };
 
@@ -254,7 +234,7 @@ template <power_kind KIND, int MOST>
 __global__ void __launch_bounds__(gpu::BLOCK)
     power_kernel(const power_list<MOST> list, double power, double *part)
 {
-    const int at = tensor_of(list.map);
+    const int at = gpu::array_of(list.map);
     const power_tensor &t = list.tensor[at];
     const int64_t block = blockIdx.x - list.map.first[at];
     double sum = 0;

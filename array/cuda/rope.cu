@@ -40,9 +40,11 @@ __device__ inline void turn_by(double angle, double *sine, double *cosine)
     sincos(angle, sine, cosine);
 }
 
-/* x [outer, inner, seq, dim], positions [outer, seq] or NULL. */
+/* x [outer, inner, seq, dim], by steps in elements; positions [npositions], which is outer * seq or
+ * seq, or NULL. */
 struct rope_data {
     int64_t outer, inner, seq, heads; /* heads: of inner, a thread's */
+    int64_t head_step, seq_step, npositions;
     bool inverse;
     frequencies frequency;
     const int32_t *positions;
@@ -58,7 +60,8 @@ __global__ void __launch_bounds__(BLOCK)
     const int64_t row = thread / packs, i = thread % packs * N; /* row: of positions */
     if (row >= a.outer * a.seq)
         return;
-    const double position = a.positions ? a.positions[row] : (double)(a.first + row % a.seq);
+    const double position =
+        a.positions ? a.positions[row % a.npositions] : (double)(a.first + row % a.seq);
     R sine[N], cosine[N];
 #pragma unroll
     for (int j = 0; j < N; j++) {
@@ -67,10 +70,10 @@ __global__ void __launch_bounds__(BLOCK)
     }
     const int64_t head = (int64_t)blockIdx.y * a.heads;
     const int64_t last = head + a.heads < a.inner ? head + a.heads : a.inner;
-    const int64_t step = a.seq * 2 * half;
-    int64_t at = (row / a.seq * a.inner + head) * step + row % a.seq * 2 * half + i;
+    int64_t at = row / a.seq * a.inner * a.seq * 2 * half + head * a.head_step +
+                 row % a.seq * a.seq_step + i;
 #pragma unroll 4
-    for (int64_t h = head; h < last; h++, at += step) {
+    for (int64_t h = head; h < last; h++, at += a.head_step) {
         R u[N], v[N];
         load_real<N>(x + at, u);
         load_real<N>(x + at + half, v);
@@ -112,9 +115,12 @@ void dti_cuda_rope(const dt_rope_args *a, bool inverse, const void *x, void *y)
     if (a->batch <= 0 || a->heads <= 0 || a->seq <= 0 || a->dim < 2)
         return;
     rope_data d = {};
-    d.outer = a->batched ? a->batch : 1;
-    d.inner = a->batched ? a->heads : a->batch * a->heads;
+    d.outer = a->batched || o->bshd ? a->batch : 1;
+    d.inner = a->batched || o->bshd ? a->heads : a->batch * a->heads;
     d.seq = a->seq;
+    d.head_step = o->bshd ? a->dim : a->seq * a->dim;
+    d.seq_step = o->bshd ? a->heads * a->dim : a->dim;
+    d.npositions = a->batched ? a->batch * a->seq : a->seq;
     d.inverse = inverse;
     d.frequency = {log2(o->theta),        o->factor, o->low_freq_factor, o->high_freq_factor,
                    o->original_positions, a->dim};

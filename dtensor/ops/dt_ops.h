@@ -61,7 +61,8 @@ dt_tensor *dt_scale(dt_tape *t, dt_tensor *x, double factor);
 dt_tensor *dt_cast(dt_tape *t, dt_tensor *x, dt_dtype dtype, bool allow_partial);
 /* dt_rearrange(t, x, "b s (h d) -> b h s d", "h=8"): einops style; sizes as "name=value" words,
  * inferred where possible; "1" or "()" is a dim of size 1.
- * The outermost letter of a group may be sharded if every rank's bounds agree. Copies. */
+ * The outermost letter of a group may be sharded if every rank's bounds agree. Where the letters
+ * keep their order the result has the bytes of x, else it is a copy. */
 dt_tensor *dt_rearrange(dt_tape *t, dt_tensor *x, const char *pattern, const char *sizes);
 /* Split dim into n outputs of the given sizes; join along dim; elements [lo, hi) of dim; index i of
  * dim (dim goes). The dim may not be sharded. */
@@ -90,12 +91,13 @@ dt_tensor *dt_swiglu(dt_tape *t, dt_tensor *gate, dt_tensor *up); /* silu(gate) 
 dt_tensor *dt_positions(dt_tape *t, dt_tensor *x, int dim);
 /* Rotary positions, halves rotated: x_BHSD, angle p * f_i, f_i = theta^(-2i/D) and its scaled
  * forms (dt_rope_options). positions [S] or [B, S] i32, placed as those dims of x; NULL: the global
- * index along S.   Rule: "bhsD->bhsD", linear */
+ * index along S. options.bshd: x_BSHD.   Rule: "bhsD->bhsD" ("bshD->bshD"), linear */
 dt_tensor *dt_rope(dt_tape *t, dt_tensor *x, dt_tensor *positions,
                    const dt_rope_options *options);
 
 typedef struct dt_attention_options {
     bool not_causal;
+    bool bshd;                              /* q_BSHD, k_BTGD, v_BTGE -> [B, S, H, E] */
     double scale;                           /* 0: 1 / sqrt(D) */
     /* i32 [S] or [B, S]; NULL: global index; a query sees keys at <= its position */
     dt_tensor *q_positions, *k_positions;
@@ -107,7 +109,7 @@ typedef struct dt_attention_options {
  * H = group * G -> [B, H, S, E].
  * Rows: A heads of q, k, v sharded alike (bounds of q = group * bounds of kv); B q sharded on
  * heads, k, v R; C q sharded on S, k, v R. A query that sees no key gives zeros.
- * Rule: "bhsD,bgSD,bgSd->bhsd" */
+ * Rule: "bhsD,bgSD,bgSd->bhsd" ("bshD,bSgD,bSgd->bshd") */
 dt_tensor *dt_attention(dt_tape *t, dt_tensor *q, dt_tensor *k, dt_tensor *v,
                         const dt_attention_options *options);
 /* Zero with probability p, scale the rest by 1/(1-p); bits from (seed, step, module path, ordinal),

@@ -86,16 +86,17 @@ dt_status dti_ids_check(dt_op_call *c, int i, int64_t limit, int64_t ignore, con
                     (long long)limit);
 }
 
-dt_status dti_positions_follow(const dt_rule *r, int i, int lead, const char *what)
+dt_status dti_positions_follow(const dt_rule *r, int i, int lead, int seq,
+                               const char *what)
 {
     if (!r->in[i])
         return DT_OK;
     dti_follow f = {
-        .i = i, .lead = lead, .ndims = 1, .dims = {2}, .what = what, .leader = "the tensor"};
+        .i = i, .lead = lead, .ndims = 1, .dims = {seq}, .what = what, .leader = "the tensor"};
     if (r->in[i]->shape.ndim == 2) {
         f.ndims = 2;
         f.dims[0] = 0;
-        f.dims[1] = 2;
+        f.dims[1] = seq;
     }
     return dti_follows(r, &f);
 }

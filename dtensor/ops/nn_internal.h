@@ -40,8 +40,9 @@ DT_NODISCARD dt_status dti_follows(const dt_rule *r, const dti_follow *f);
 DT_NODISCARD dt_status dti_ids_check(dt_op_call *c, int i, int64_t limit, int64_t ignore,
                                      const char *what);
 
-/* Positions [S] or [B, S] follow dims 2 and 0 of x_BHSD, operand `lead`. */
-DT_NODISCARD dt_status dti_positions_follow(const dt_rule *r, int i, int lead, const char *what);
+/* Positions [S] or [B, S] follow dims `seq` and 0 of operand `lead`. */
+DT_NODISCARD dt_status dti_positions_follow(const dt_rule *r, int i, int lead, int seq,
+                                            const char *what);
 
 /* ---- norms: layernorm.c ---- */
 

@@ -1,7 +1,7 @@
 /* dtensor/ops/rearrange.c - split, permute and merge dims by a pattern: "b s (h d) -> b h s d".
  *
  * forward    y = x with its letters in another order; a copy in runs as long as the pattern leaves
- *            neighbours
+ *            neighbours, or x's own bytes where the order stays
  * backward   the same, backwards
  * rule       linear, P passes. Only the outermost letter of a group may be sharded, by the same
  *            axes on both sides, and on every rank the bounds of the dim must be whole numbers of
@@ -115,7 +115,7 @@ static dt_status permute(const dt_op_call *c, dt_shape left, const dti_side *fro
 {
     const dti_pattern *p = c->attr;
     int64_t size[DTI_LETTERS], stride[DTI_LETTERS], step = 1;
-    if (dt_array_count(dst) == 0)
+    if (!dt_array_data(dst))
         return DT_OK;
     DT_TRY(dti_pattern_solve(p, c->in_layout[0]->shape, size));
     for (int g = 0; g < p->left.ngroups; g++)
@@ -138,15 +138,36 @@ static dt_status permute(const dt_op_call *c, dt_shape left, const dti_side *fro
     return DT_OK;
 }
 
+static bool keeps_order(const dti_pattern *p)
+{
+    return !memcmp(p->left.letter, p->right.letter, sizeof p->left.letter[0] * (size_t)p->nletters);
+}
+
+/* y: x under the shape of y. */
+static void same_bytes(dt_array *y, const dt_array *x)
+{
+    const dt_array shared = dt_array_reshape(x, y->shape);
+    dt_array_release(y);
+    *y = shared;
+}
+
 static dt_status forward(dt_op_call *c)
 {
     const dti_pattern *p = c->attr;
+    if (keeps_order(p)) {
+        same_bytes(&c->out[0], &c->in[0]);
+        return DT_OK;
+    }
     return permute(c, c->in[0].shape, &p->left, &p->right, &c->in[0], &c->out[0]);
 }
 
 static dt_status backward(dt_op_call *c)
 {
     const dti_pattern *p = c->attr;
+    if (keeps_order(p)) {
+        same_bytes(&c->din[0], &c->dout[0]);
+        return DT_OK;
+    }
     return permute(c, c->din[0].shape, &p->right, &p->left, &c->dout[0], &c->din[0]);
 }
 
@@ -160,7 +181,8 @@ const dt_op dt_op_rearrange = {.name = "rearrange",
                                .any_dtype = true,
                                .forward = forward,
                                .backward = backward,
-                               .handles_half = true};
+                               .handles_half = true,
+                               .shares = true};
 
 dt_tensor *(dt_rearrange)(dt_tape *t, dt_tensor *x, const char *pattern, const char *sizes)
 {

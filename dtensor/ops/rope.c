@@ -4,20 +4,31 @@
  *     y[i + D/2] = x[i + D/2] cos a + x[i] sin a        dx: the same by -a
  * With scaled frequencies (array/dt_kernels_nn.h) a is position * f_i.
  *
- * Rule: "bhsD->bhsD", linear, so P passes. Positions are placed as the dims of x that they meet,
- * R elsewhere; left out, they are the global indices along s, so a sharded sequence means the
- * same.
+ * Rule: "bhsD->bhsD", or "bshD->bshD" in the other order, linear, so P passes. Positions are placed
+ * as the dims of x that they meet, R elsewhere; left out, they are the global indices along s, so a
+ * sharded sequence means the same.
  * Source: Su et al. 2021, "RoFormer". */
 #include "dtensor/ops/nn_internal.h"
+
+static bool is_bshd(const void *attr)
+{
+    return attr && ((const dt_rope_options *)attr)->bshd;
+}
+
+static uint64_t key(const void *attr)
+{
+    return is_bshd(attr);
+}
 
 static dt_status infer(dt_rule *r)
 {
     dt_rule rule = *r;
+    const bool bshd = is_bshd(r->attr);
     rule.nin = 1;
-    DT_TRY(dt_rule_letters(&rule, "bhsD->bhsD", NULL));
+    DT_TRY(dt_rule_letters(&rule, bshd ? "bshD->bshD" : "bhsD->bhsD", NULL));
     DT_REQUIRE(r->in[0]->shape.dim[3] % 2 == 0, DT_ERR_SHAPE, "%s: head dim %lld must be even",
                r->name, (long long)r->in[0]->shape.dim[3]);
-    DT_TRY(dti_positions_follow(r, 1, 0, "positions"));
+    DT_TRY(dti_positions_follow(r, 1, 0, bshd ? 1 : 2, "positions"));
     r->out[0] = rule.out[0];
     return DT_OK;
 }
@@ -25,16 +36,17 @@ static dt_status infer(dt_rule *r)
 static dt_status rotate(dt_op_call *c, bool inverse, const dt_array *x, dt_array *y)
 {
     const dt_shape s = x->shape;
+    const int seq = is_bshd(c->attr) ? 1 : 2;
     dt_rope_args a = {.dtype = x->dtype,
                       .batch = s.dim[0],
-                      .heads = s.dim[1],
-                      .seq = s.dim[2],
+                      .heads = s.dim[3 - seq],
+                      .seq = s.dim[seq],
                       .dim = s.dim[3],
                       .batched = c->in_layout[1] && c->in_layout[1]->shape.ndim == 2,
                       .rope = *(const dt_rope_options *)c->attr};
     int64_t hi;
     dt_array *table;
-    dt_op_range(c, 0, 2, &a.first, &hi);
+    dt_op_range(c, 0, seq, &a.first, &hi);
     if (c->in_layout[1])
         a.positions = dt_array_data(&c->in[1]);
     if (dti_nn(c)->rope_table) {
@@ -59,6 +71,7 @@ static dt_status backward(dt_op_call *c)
 
 const dt_op dt_op_rope = {.name = "rope",
                           .infer = infer,
+                          .key = key,
                           .linear = 1u << 0,
                           .nin = 2,
                           .nout = 1,

@@ -85,6 +85,25 @@ static void rope(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *
     out[0] = dt_rope(t, in[0], arg ? in[1] : NULL, &(dt_rope_options){.theta = 100});
 }
 
+/* In the other order of dims, with positions of each token. */
+static void rope_bshd(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
+{
+    (void)arg;
+    out[0] = dt_rope(t, in[0], in[1], &(dt_rope_options){.theta = 100, .bshd = true});
+}
+
+static void rope_bshd_naive(const double *const *in, double *const *out, const void *arg)
+{
+    (void)arg;
+    for (int row = 0; row < 3 * 5 * 2; row++)
+        for (int i = 0; i < 3; i++) {
+            const double angle = in[1][row / 2] * pow(100, -2.0 * i / 6);
+            const double u = in[0][row * 6 + i], v = in[0][row * 6 + i + 3];
+            out[0][row * 6 + i] = u * cos(angle) - v * sin(angle);
+            out[0][row * 6 + i + 3] = v * cos(angle) + u * sin(angle);
+        }
+}
+
 static void dropout(dt_tape *t, dt_tensor *const *in, dt_tensor **out, const void *arg)
 {
     (void)arg;
@@ -190,6 +209,13 @@ START_TEST(test_rope)
                               .shape = {x, DT_SHAPE(3, 5)},
                               .below = {0, 50},
                               .accept = 5});
+    op_check(&(op_check_spec){.name = "rope",
+                              .call = rope_bshd,
+                              .naive = rope_bshd_naive,
+                              .nin = 2,
+                              .shape = {DT_SHAPE(3, 5, 2, 6), DT_SHAPE(3, 5)},
+                              .below = {0, 50},
+                              .accept = 5});
 }
 END_TEST
 
@@ -218,6 +244,27 @@ START_TEST(test_attention_groups)
         .accept = 7,
         .accept_4 = 6,
         .accept_2x2 = 47});
+}
+END_TEST
+
+START_TEST(test_attention_bshd)
+{
+    const dt_attention_options bshd = {.bshd = true};
+    op_check(&(op_check_spec){
+        .name = "attention",
+        .call = attention,
+        .arg = &bshd,
+        .nin = 3,
+        .shape = {DT_SHAPE(1, 5, 4, 2), DT_SHAPE(1, 5, 2, 2), DT_SHAPE(1, 5, 2, 3)},
+        .accept = 7,
+        .accept_4 = 6,
+        .accept_2x2 = 47});
+    op_check_gradients(&(op_check_spec){
+        .name = "attention",
+        .call = attention,
+        .arg = &bshd,
+        .nin = 3,
+        .shape = {DT_SHAPE(1, 67, 2, 1), DT_SHAPE(1, 67, 2, 1), DT_SHAPE(1, 67, 2, 1)}});
 }
 END_TEST
 
@@ -281,6 +328,7 @@ int main(void)
     tcase_add_test(tc, test_rope);
     tcase_add_test(tc, test_attention_one_head_a_group);
     tcase_add_test(tc, test_attention_groups);
+    tcase_add_test(tc, test_attention_bshd);
     tcase_add_test(tc, test_attention_options);
     tcase_add_test(tc, test_losses);
     suite_add_tcase(suite, tc);

@@ -14,11 +14,16 @@ static int32_t q_position[B][S], k_position[S], q_document[S], k_document[B][S];
 /* Which operands a case has; without positions a query's is its index. */
 typedef struct mask {
     bool positions, documents, not_causal;
+    bool bshd; /* by way of the other order of dims */
 } mask;
 
 static const mask masks[] = {
-    {false, false, false}, {true, false, false}, {false, true, false},
-    {true, true, false},   {false, true, true},  {false, false, true},
+    {0},
+    {.positions = true},
+    {.documents = true},
+    {.positions = true, .documents = true},
+    {.documents = true, .not_causal = true},
+    {.not_causal = true},
 };
 
 static uint32_t next(uint32_t *state)
@@ -92,12 +97,18 @@ static dt_status body(dt_world *world, void *arg)
         DT_TRY(host_leaf(mesh, DT_SHAPE(B, S), "", DT_I32, k_document, &x[6]));
     }
     DT_TRY(dt_tape_create(mesh, &(dt_tape_options){.no_grad = true}, &t));
-    dt_tensor *y = dt_attention(t, x[0], x[1], x[2],
+    dt_tensor *qkv[3];
+    for (int i = 0; i < 3; i++)
+        qkv[i] = m->bshd ? dt_rearrange(t, x[i], "b h s d -> b s h d", "") : x[i];
+    dt_tensor *y = dt_attention(t, qkv[0], qkv[1], qkv[2],
                                 &(dt_attention_options){.not_causal = m->not_causal,
+                                                        .bshd = m->bshd,
                                                         .q_positions = x[3],
                                                         .k_positions = x[4],
                                                         .q_documents = x[5],
                                                         .k_documents = x[6]});
+    if (m->bshd)
+        y = dt_rearrange(t, y, "b s h d -> b h s d", "");
     DT_TRY(dt_tape_status(t));
     DT_TRY(dt_tensor_read_f32_sync(y, &got[0][0][0][0]));
     for (int row = 0; row < B * H * S; row++) {
@@ -118,7 +129,8 @@ static dt_status body(dt_world *world, void *arg)
 
 START_TEST(test_definition)
 {
-    mask m = masks[_i];
+    mask m = masks[_i / 2];
+    m.bshd = _i % 2;
     test_ranks(1, body, &m);
 }
 END_TEST
@@ -128,7 +140,7 @@ int main(void)
     Suite *suite = suite_create("attention");
     TCase *tc = tcase_create("values");
     tcase_set_timeout(tc, 60);
-    tcase_add_loop_test(tc, test_definition, 0, DT_COUNT(masks));
+    tcase_add_loop_test(tc, test_definition, 0, 2 * DT_COUNT(masks));
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

@@ -10,6 +10,7 @@
 /* HIDDEN: positions that leave queries without keys and keys without queries; FAR: so many tiles
  * that they are not looked at in one go; COUNTED: positions without an array. */
 enum { CAUSAL = 1, SHUFFLED = 2, BATCHED = 4, DOCUMENTS = 8, HIDDEN = 16, FAR = 32, COUNTED = 64 };
+enum { BSHD = 128 }; /* heads behind tokens */
 enum { MANY = 1024 * 64 + 100 };
 
 typedef struct kase {
@@ -89,6 +90,7 @@ static job make(dt_dtype dtype, const kase *c)
              .out = gpu_output(dtype, nq * c->vdim),
              .lse = gpu_output(dtype == DT_F64 ? DT_F64 : DT_F32, nq)};
     j.cpu = (dt_attention_args){.dtype = j.q.wide,
+                                .bshd = c->flags & BSHD,
                                 .batch = c->batch,
                                 .heads = c->heads,
                                 .kv_heads = c->kv_heads,
@@ -224,6 +226,11 @@ static const kase cases[] = {
     {1, 2, 1, MANY, 3, 8, 8, 2, 0, 0, CAUSAL | FAR},
     {2, 4, 2, 70, 190, 16, 24, 2, 0, 0, CAUSAL | COUNTED},
     {1, 2, 1, 200, 130, 64, 64, 2, 0, 0, CAUSAL | COUNTED | DOCUMENTS},
+    {2, 4, 2, 70, 190, 16, 24, 2, 0, 0, CAUSAL | BSHD},
+    {2, 3, 3, 200, 130, 64, 64, 1, 0, 0, CAUSAL | BATCHED | DOCUMENTS | BSHD},
+    {2, 3, 2, 65, 70, 7, 5, 2, 2, 1, CAUSAL | COUNTED | BSHD},
+    {1, 2, 1, 40, 75, 136, 256, 2, 0, 0, CAUSAL | BSHD},
+    {2, 2, 2, 6, 0, 8, 8, 1, 0, 0, CAUSAL | BSHD},
     {0, 2, 2, 4, 4, 8, 8, 1, 0, 0, CAUSAL},
     {2, 0, 2, 4, 5, 8, 8, 1, 0, 0, CAUSAL},
     {2, 2, 2, 0, 5, 8, 8, 1, 0, 0, CAUSAL},

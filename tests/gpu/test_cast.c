@@ -51,7 +51,7 @@ static void check(dt_dtype to, dt_dtype from, int64_t n, const void *host, int s
     const gpu_pair x = gpu_values(from, n, host);
     const gpu_pair y = gpu_output(to, n);
     dti_cast(to, want, from, host, n);
-    dti_cuda_array_kernels()->cast(to, y.gpu, from, x.gpu, n);
+    dti_cuda_array_kernels()->cast(1, &(dti_cast_args){to, from, y.gpu, x.gpu, n});
     gpu_bits(&y, want, "cast of %d from %s, shift %d", (int)n, dt_dtype_name(from), shift);
     free(want);
 }
@@ -98,6 +98,37 @@ START_TEST(test_all_bits)
 }
 END_TEST
 
+/* Lists of several pairs of types: neighbours of one pair share a launch, of at most 24 arrays. */
+START_TEST(test_lists)
+{
+    enum { MANY = 60 };
+    static const dt_dtype pairs[][2] = {{DT_BF16, DT_F32}, {DT_F32, DT_BF16}, {DT_I32, DT_F64}};
+    static const int sizes[] = {5, 0, 1024, 4103, 1};
+    gpu_pair x[MANY], y[MANY];
+    dti_cast_args list[MANY];
+    int launches = 0, run = 0;
+    gpu_begin(_i);
+    for (int i = 0; i < MANY; i++) {
+        const dt_dtype *pair = pairs[i < 30 ? 0 : i % 3];
+        gpu_shift(i % 7 == 6);
+        x[i] = gpu_random(pair[1], sizes[i % DT_COUNT(sizes)], -100, 100);
+        y[i] = gpu_output(pair[0], x[i].n);
+        list[i] = (dti_cast_args){pair[0], pair[1], y[i].gpu, x[i].gpu, x[i].n};
+        run = i > 0 && pair[0] == list[i - 1].to && run < 24 ? run + 1 : 1;
+        launches += run == 1 && x[i].n > 0;
+    }
+    const int64_t before = dt_heap_get_counts(gpu_heap()).launches;
+    dti_cuda_array_kernels()->cast(MANY, list);
+    const int64_t after = dt_heap_get_counts(gpu_heap()).launches;
+    ck_assert_int_eq(after - before, launches);
+    for (int i = 0; i < MANY; i++) {
+        dti_cast(y[i].dtype, y[i].cpu, x[i].wide, x[i].cpu, x[i].n);
+        gpu_bits(&y[i], y[i].cpu, "array %d of a list", i);
+    }
+    gpu_end();
+}
+END_TEST
+
 START_TEST(test_normal)
 {
     static const uint64_t first[] = {0, 1, 4, 7, 0x3fffffffdu, 0xfffffffffffffff0u};
@@ -125,6 +156,7 @@ int main(void)
     TCase *tc = tcase_create("cast");
     tcase_add_loop_test(tc, test_all_pairs, 0, GPU_ORDERS);
     tcase_add_loop_test(tc, test_all_bits, 0, GPU_ORDERS);
+    tcase_add_loop_test(tc, test_lists, 0, GPU_ORDERS);
     tcase_add_loop_test(tc, test_normal, 0, GPU_ORDERS);
     suite_add_tcase(suite, tc);
     return gpu_main(suite);

@@ -1,5 +1,5 @@
 /* tests/gpu/test_rope.c - rotary positions: given, counted and of every sample, far ones, scaled
- * frequencies, both directions. */
+ * frequencies, both directions, both orders of heads and tokens. */
 #include "tests/gpu/gpu_test.h"
 
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 typedef struct rope_case {
     dt_dtype dtype;
     int64_t batch, heads, seq, dim;
-    bool batched, counted, inverse;
+    bool batched, counted, inverse, bshd;
     int scaling, shift;
 } rope_case;
 
@@ -41,6 +41,7 @@ static void check(const rope_case *c, int order)
                       .positions = c->counted ? NULL : positions.cpu,
                       .first = 77,
                       .table = table.cpu};
+    a.rope.bshd = c->bshd;
     cpu->rope_table(&a);
     cpu->rope(&a, c->inverse, x.cpu, y.cpu);
     a.dtype = c->dtype;
@@ -48,8 +49,9 @@ static void check(const rope_case *c, int order)
     a.table = NULL;
     ck_assert(gpu->rope_table == NULL);
     gpu->rope(&a, c->inverse, x.gpu, y.gpu);
-    gpu_same(&y, 0, "[%d, %d, %d, %d] %d%d%d scaling %d shift %d", (int)c->batch, (int)c->heads,
-             (int)c->seq, (int)c->dim, c->batched, c->counted, c->inverse, c->scaling, c->shift);
+    gpu_same(&y, 0, "[%d, %d, %d, %d] %d%d%d%d scaling %d shift %d", (int)c->batch, (int)c->heads,
+             (int)c->seq, (int)c->dim, c->batched, c->counted, c->inverse, c->bshd, c->scaling,
+             c->shift);
     gpu_end();
 }
 
@@ -59,7 +61,7 @@ START_TEST(test_shapes)
                                         {1, 9, 4, 64}, {3, 17, 2, 16}, {2, 2, 33, 128}};
     for (int d = 0; d < GPU_FLOATS; d++)
         for (int s = 0; s < DT_COUNT(shapes); s++)
-            for (int k = 0; k < 6; k++)
+            for (int k = 0; k < 12; k++)
                 check(&(rope_case){.dtype = gpu_float[d],
                                    .batch = shapes[s][0],
                                    .heads = shapes[s][1],
@@ -68,8 +70,9 @@ START_TEST(test_shapes)
                                    .batched = k % 3 == 0,
                                    .counted = k == 1,
                                    .inverse = k & 1,
-                                   .scaling = k / 2,
-                                   .shift = k == 5},
+                                   .bshd = k >= 6,
+                                   .scaling = k % 6 / 2,
+                                   .shift = k % 6 == 5},
                       _i);
 }
 END_TEST

@@ -270,9 +270,9 @@ END_TEST
  *     whole on each rank   4h: the inputs of both norms, and of qkv and mlp
  *     divided by t         q, k, v and the projection's input: 2h + 2g; a;
  *                          gpt2: before and after gelu, 2f; llama: gate, up and product, 3f
- * and h more, divided by t: attention keeps its output by heads for its own backward, and the
- * projection the same by tokens. With sequence parallelism all of it is divided by t, 34/t of
- * theirs. */
+ * and on the cpu h more, divided by t: attention keeps its output by heads for its own backward,
+ * and the projection the same by tokens. With sequence parallelism all of it is divided by t, 34/t
+ * of theirs. */
 START_TEST(activations_of_a_layer)
 {
     static const int model[] = {0, 2, 3};
@@ -287,8 +287,9 @@ START_TEST(activations_of_a_layer)
     const int64_t tokens = (int64_t)c.batch * c.seq, t = c.tp, kv = (int64_t)c.kv_heads * HEAD;
     const int64_t mlp = (F + t - 1) / t; /* rank 0's */
     layer(c, &comm, &saved);
+    const int64_t again = test_device_kind() == DT_CUDA ? 0 : H;
     const int64_t number =
-        4 * H / (c.sp ? t : 1) + (2 * H + 2 * kv + A + H) / t + (c.gpt2 ? 2 : 3) * mlp;
+        4 * H / (c.sp ? t : 1) + (2 * H + 2 * kv + A + again) / t + (c.gpt2 ? 2 : 3) * mlp;
     (void)printf("%s, tp %d%s: %lld bytes a layer, formula %lld\n", c.gpt2 ? "gpt2" : "llama", c.tp,
                  c.sp ? " sp" : "", (long long)saved,
                  (long long)(tokens * number * (int64_t)sizeof(float)));
