@@ -89,8 +89,9 @@ static dt_status load(back_call *k, dti_node *n, const dt_layout *dy)
         arises.partial |= n->rule->summed[i];
         DT_TRY(dt_mesh_layout(k->call.mesh, &arises, &k->din_layout[i]));
         const dt_dtype dtype = n->in[i]->local.dtype;
+        const bool wide = n->in[i]->wide_grad && (n->op->wide_grad >> i & 1);
         DT_TRY(dt_array_create(dt_mesh_heap(k->call.mesh),
-                               dti_widens(n->op, k->call.mesh, dtype) ? DT_F32 : dtype,
+                               wide || dti_widens(n->op, k->call.mesh, dtype) ? DT_F32 : dtype,
                                dt_mesh_local(k->din_layout[i], NULL), DT_TAG_GRADIENT, &c->din[i]));
     }
     for (int j = 0; j < n->nout; j++) {
@@ -116,14 +117,8 @@ static dt_status deliver_all(back_call *k, dti_node *n)
         if (!(k->call.c.need >> i & 1))
             continue;
         dt_array *din = &k->call.c.din[i];
-        if (din->dtype != n->in[i]->local.dtype) {
-            dt_array narrow = {0};
-            DT_TRY(dt_array_create(dt_mesh_heap(k->call.mesh), n->in[i]->local.dtype, din->shape,
-                                   DT_TAG_GRADIENT, &narrow));
-            dt_array_cast(&narrow, din);
-            dt_array_release(din);
-            *din = narrow;
-        }
+        if (!n->in[i]->wide_grad)
+            DT_TRY(dti_recast(din, n->in[i]->local.dtype, DT_TAG_GRADIENT));
         dt_local g = {k->din_layout[i], *din};
         *din = (dt_array){0};
         DT_TRY(dti_deliver(n->in[i], &g));

@@ -32,29 +32,29 @@ typedef struct dt_op_call {
     /* the op's own struct, attr_bytes long; kept by the tape */
     const void *attr;
     int nin, nout;
-    const dt_layout *in_layout[DT_OP_MAX_IN];   /* NULL for an optional operand left out */
+    const dt_layout *in_layout[DT_OP_MAX_IN]; /* NULL for an optional operand left out */
     const dt_layout *out_layout[DT_OP_MAX_OUT];
-    dt_array in[DT_OP_MAX_IN];                  /* in backward: only what `saves` asked for */
+    dt_array in[DT_OP_MAX_IN]; /* in backward: only what `saves` asked for */
     /* allocated; in backward: only what `saves` asked for */
     dt_array out[DT_OP_MAX_OUT];
-    dt_array extra[DT_OP_MAX_EXTRA];            /* made by forward with dt_op_extra, for backward */
-    uint32_t need;                              /* backward: bit i: d(in i) is wanted */
-    dt_dtype dtype;                             /* of the results as stored, maybe 16 bits */
+    dt_array extra[DT_OP_MAX_EXTRA]; /* made by forward with dt_op_extra, for backward */
+    uint32_t need;                   /* backward: bit i: d(in i) is wanted */
+    dt_dtype dtype;                  /* of the results as stored, maybe 16 bits */
     /* backward; storage NULL where no gradient reached that output */
     dt_array dout[DT_OP_MAX_OUT];
     const dt_layout *dout_layout[DT_OP_MAX_OUT];
     /* backward: allocated, uninitialised, where needed */
     dt_array din[DT_OP_MAX_IN];
-    const char *path, *where;                   /* module path and source line, for labels */
-    double flops, flops_again;                  /* for dt_tally; again: done before, in forward */
+    const char *path, *where;  /* module path and source line, for labels */
+    double flops, flops_again; /* for dt_tally; again: done before, in forward */
 } dt_op_call;
 
 typedef struct dt_op {
     const char *name;
     int nin, nout;
-    const char *rule;                     /* letters; NULL: `infer` */
-    uint32_t linear;                      /* bit i: linear in operand i, so P may pass */
-    dt_status (*infer)(dt_rule *r);       /* hand-written rows; may call dt_rule_letters */
+    const char *rule;               /* letters; NULL: `infer` */
+    uint32_t linear;                /* bit i: linear in operand i, so P may pass */
+    dt_status (*infer)(dt_rule *r); /* hand-written rows; may call dt_rule_letters */
     /* distinguishes attributes that change the rule; NULL: none do */
     uint64_t (*key)(const void *attr);
     size_t attr_bytes;
@@ -62,9 +62,10 @@ typedef struct dt_op {
     dt_status (*backward)(dt_op_call *c); /* NULL: no gradients */
     uint32_t no_grad_in; /* bit i: operand i has no gradient and is i32 (ids, positions) */
     uint32_t optional;   /* bit i: operand i may be NULL: left out */
+    uint32_t wide_grad;  /* bit i: backward writes din[i] in f32, if it is, of 16-bit operands */
     bool any_dtype;      /* false: the operands with gradients are floats, of one type */
-    uint32_t saves[DT_OP_MAX_IN];         /* what d(in i) needs: DT_SAVE_IN(j) | DT_SAVE_OUT(j) */
-    bool handles_half;                    /* functions take bf16 and f16 arrays as they are */
+    uint32_t saves[DT_OP_MAX_IN]; /* what d(in i) needs: DT_SAVE_IN(j) | DT_SAVE_OUT(j) */
+    bool handles_half;            /* functions take bf16 and f16 arrays as they are */
     /* functions issue collectives, so they are called on meta too, where arrays have no data */
     bool communicates;
     /* a result may be an operand's bytes, which c->out[j] is given then, and d(in i) c->dout's:

@@ -30,6 +30,9 @@ void dt_tensor_set_requires_grad(dt_tensor *x, bool on);
 /* Leaves only: a parameter asks for a gradient, and that gradient may wait for
  * dt_backward_weight. */
 void dt_tensor_set_parameter(dt_tensor *x, bool on);
+/* Leaves of 16 bits only: ops that can leave the gradient in f32, as their product makes it, do so
+ * (dt_op.wide_grad); others' arrive in x's type. */
+void dt_tensor_set_wide_grad(dt_tensor *x, bool on);
 const char *dt_tensor_name(const dt_tensor *x); /* "" if it has none */
 DT_NODISCARD dt_status dt_tensor_set_name(dt_tensor *x, const char *name); /* copied */
 

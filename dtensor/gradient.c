@@ -21,6 +21,18 @@ dt_status dti_make_partial(dt_local *x, uint8_t partial, dt_tag tag)
     return DT_OK;
 }
 
+dt_status dti_recast(dt_array *a, dt_dtype dtype, dt_tag tag)
+{
+    if (a->dtype == dtype)
+        return DT_OK;
+    dt_array other = {0};
+    DT_TRY(dt_array_create(a->storage->heap, dtype, a->shape, tag, &other));
+    dt_array_cast(&other, a);
+    dt_array_release(a);
+    *a = other;
+    return DT_OK;
+}
+
 /* A copy of one's own if somebody else holds the bytes. */
 static dt_status own(dt_array *a)
 {
@@ -34,8 +46,13 @@ static dt_status own(dt_array *a)
     return DT_OK;
 }
 
-static dt_status add(dt_local *sum, dt_local *g)
+/* wide: the sum of a gradient in f32 and one of 16 bits is in f32. */
+static dt_status add(dt_local *sum, dt_local *g, bool wide)
 {
+    if (wide && sum->array.dtype != g->array.dtype) {
+        DT_TRY(dti_recast(&sum->array, DT_F32, DT_TAG_GRADIENT));
+        DT_TRY(dti_recast(&g->array, DT_F32, DT_TAG_GRADIENT));
+    }
     const uint8_t both = sum->layout->partial | g->layout->partial;
     DT_TRY(dti_make_partial(sum, both, DT_TAG_GRADIENT));
     DT_TRY(dti_make_partial(g, both, DT_TAG_GRADIENT));
@@ -60,7 +77,7 @@ dt_status dti_deliver(dt_tensor *x, dt_local *g)
             DT_TRY(own(&x->grad.array));
         return DT_OK;
     }
-    st = add(&x->grad, g);
+    st = add(&x->grad, g, x->wide_grad);
     dti_local_release(g);
     if (st != DT_OK)
         return dt_error_push(st, __FILE__, __LINE__, __func__);

@@ -13,6 +13,7 @@ struct dt_tensor {
     dt_local grad; /* leaf: accumulated over tapes; else: what has arrived so far in this walk */
     char *name;    /* leaves only */
     bool requires_grad;
+    bool wide_grad;   /* dt_tensor_set_wide_grad */
     bool weight_side; /* a parameter, or made from one by unary ops: its gradient may wait */
     bool failed, dropped;
     dti_node *made_by; /* the redistribute that backward runs again (regather.c), or NULL */
@@ -180,6 +181,8 @@ static inline void dti_release(dt_array *a)
 
 /* Add a gradient to a tensor; takes g's reference over. R + P is P. */
 dt_status dti_deliver(dt_tensor *x, dt_local *g);
+/* The array in another dtype. */
+dt_status dti_recast(dt_array *a, dt_dtype dtype, dt_tag tag);
 /* R -> P on the axes of `partial` where x is not P yet: rank 0 keeps the value, others take zero.
  * */
 dt_status dti_make_partial(dt_local *x, uint8_t partial, dt_tag tag);

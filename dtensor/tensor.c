@@ -48,6 +48,11 @@ void dt_tensor_set_parameter(dt_tensor *x, bool on)
     x->weight_side = x->requires_grad;
 }
 
+void dt_tensor_set_wide_grad(dt_tensor *x, bool on)
+{
+    x->wide_grad = on && dt_dtype_size(x->local.dtype) == 2;
+}
+
 const char *dt_tensor_name(const dt_tensor *x)
 {
     return x->name ? x->name : "";

@@ -74,6 +74,7 @@ static dt_status make_use(dti_member *mb)
         dt_storage_empty(dt_tensor_local(p->use)->storage);
         DT_TRY(dt_tensor_set_name(p->use, p->name));
     }
+    dt_tensor_set_wide_grad(p->use, mb->sum_dtype == DT_F32);
     dt_tensor_set_parameter(p->use, !p->frozen); /* it may have been frozen or thawed since */
     return DT_OK;
 }

@@ -25,6 +25,12 @@ static dt_status hold(const dti_group *g, dti_member *mb, dt_casts *casts)
         DT_TRY(dt_tensor_create(mb->use, mb->sum_dtype, DT_TAG_GRADIENT, &mb->sum));
         dt_storage_empty(dt_tensor_local(mb->sum)->storage); /* only its gradient is used */
     }
+    if (arisen->array.dtype == mb->sum_dtype) { /* it arose so */
+        dt_local as_is = *arisen;
+        *arisen = (dt_local){0};
+        DT_TRY(dt_tensor_add_grad(mb->sum, &as_is));
+        return DT_OK;
+    }
     dt_local wide = {.layout = arisen->layout};
     DT_TRY(dt_array_create(dt_mesh_heap(g->mesh), mb->sum_dtype, arisen->array.shape,
                            DT_TAG_GRADIENT, &wide.array));

@@ -122,6 +122,7 @@ const dt_op dt_op_linear = {.name = "linear",
                             .backward = backward,
                             .saves = {DT_SAVE_IN(1), DT_SAVE_IN(0)},
                             .keep = true,
+                            .wide_grad = 1u << 1,
                             .handles_half = true};
 
 const dt_op dt_op_linear_in_out = {.name = "linear_in_out",
@@ -134,6 +135,7 @@ const dt_op dt_op_linear_in_out = {.name = "linear_in_out",
                                    .backward = backward,
                                    .saves = {DT_SAVE_IN(1), DT_SAVE_IN(0)},
                                    .keep = true,
+                                   .wide_grad = 1u << 1,
                                    .handles_half = true};
 
 dt_tensor *(dt_linear)(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *b)

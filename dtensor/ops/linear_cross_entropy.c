@@ -23,6 +23,7 @@ enum { X, W, TARGETS, NIN };
 
 typedef struct attributes {
     int64_t ignore, valid, chunk;
+    bool f16; /* the operands are: 1 / valid comes last */
 } attributes;
 
 static dt_status infer(dt_rule *r)
@@ -150,9 +151,9 @@ static dt_status forward(dt_op_call *c)
               .chunk = attr->chunk < tokens ? attr->chunk : tokens,
               .dtype = x->dtype,
               .nwork = c->in_layout[W]->nsplit[0] > 0 ? 4 : 3,
-              .divisor = x->dtype == DT_F16 ? 1
-                         : attr->valid      ? (double)attr->valid
-                                            : INFINITY,
+              .divisor = attr->f16     ? 1
+                         : attr->valid ? (double)attr->valid
+                                       : INFINITY,
               .a = {.dtype = is_half(x) ? DT_F32 : x->dtype,
                     .n = w->shape.dim[0],
                     .ignore = attr->ignore}};
@@ -198,7 +199,7 @@ static dt_status backward(dt_op_call *c)
         if (dti_math(c) && !is_known_one(dy))
             dti_math(c)->mul(x->dtype, dt_array_count(x), 1, dt_array_data(x), dt_array_data(dy),
                              dt_array_data(x));
-        if (c->din[i].dtype == DT_F16)
+        if (((const attributes *)c->attr)->f16)
             dt_array_scale(x, mean_factor(c));
         if (is_half(&c->din[i])) {
             dt_array_cast(&c->din[i], &c->extra[i]);
@@ -219,6 +220,7 @@ const dt_op dt_op_linear_cross_entropy = {.name = "linear_cross_entropy",
                                           .forward = forward,
                                           .backward = backward,
                                           .no_grad_in = 1u << TARGETS,
+                                          .wide_grad = 1u << W,
                                           .handles_half = true,
                                           .communicates = true,
                                           .out_dtype = dti_loss_dtype};
@@ -228,6 +230,7 @@ dt_tensor *(dt_linear_cross_entropy)(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_
 {
     const attributes attr = {.ignore = options->ignore_index ? options->ignore_index : -100,
                              .valid = options->valid,
+                             .f16 = dt_tensor_dtype(x) == DT_F16,
                              .chunk = options->chunk ? options->chunk : 1024};
     return dt_op_apply(t, &dt_op_linear_cross_entropy, &attr, NIN, (dt_tensor *[]){x, w, targets});
 }

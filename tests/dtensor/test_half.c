@@ -212,6 +212,52 @@ START_TEST(casts)
 }
 END_TEST
 
+/* dw of a product of bf16 operands, whose leaf takes f32: not rounded, and added in f32 to what
+ * another op leaves in bf16. Without: rounded. */
+static dt_status wide_gradients_body(dt_world *world, void *arg)
+{
+    enum { ROWS = 100, IN = 8, OUT = 3 };
+    (void)arg;
+    place_bench b;
+    DT_TRY(place_open(&b, world));
+    for (int wide = 0; wide < 2; wide++) {
+        dt_tensor *x = NULL, *w = NULL, *grad = NULL;
+        float dw[OUT * IN];
+        int rounded = 0;
+        DT_TRY(place_grad_leaf(&b, DT_SHAPE(ROWS, IN), "", DT_BF16, 1, &x));
+        DT_TRY(place_grad_leaf(&b, DT_SHAPE(OUT, IN), "", DT_BF16, 2, &w));
+        dt_tensor_set_wide_grad(w, wide);
+        dt_tensor *y = dt_sum(b.t, dt_linear(b.t, x, w, NULL), 0);
+        DT_TRY(dt_backward(b.t, dt_add(b.t, y, dt_sum(b.t, dt_silu(b.t, w), 0))));
+        dt_local *g = dt_tensor_grad(w);
+        TEST_THAT(g->array.dtype == (wide ? DT_F32 : DT_BF16), "the gradient is %s",
+                  dt_dtype_name(g->array.dtype));
+        DT_TRY(dt_from_array(g->layout, &g->array, &grad));
+        DT_TRY(dt_tensor_read_f32_sync(grad, dw));
+        for (int i = 0; i < OUT * IN; i++) {
+            double want =
+                (double)dt_bf16_to_f32(dt_f32_to_bf16((float)silu_slope(place_value(2, i))));
+            for (int r = 0; r < ROWS; r++)
+                want += place_value(1, r * IN + i % IN);
+            DT_TRY(rounded_once((double)dw[i], want, wide ? 1e-6 : 1.0 / 128, "dw"));
+            rounded += dw[i] == dt_bf16_to_f32(dt_f32_to_bf16(dw[i]));
+        }
+        TEST_THAT(wide ? rounded < OUT * IN / 2 : rounded == OUT * IN, "%d are rounded", rounded);
+        dt_tensor_destroy(&grad);
+        dt_tensor_destroy(&x);
+        dt_tensor_destroy(&w);
+        dt_tape_reset(b.t, NULL);
+    }
+    place_close(&b);
+    return DT_OK;
+}
+
+START_TEST(gradients_of_products_stay_wide)
+{
+    test_ranks(_i, wide_gradients_body, NULL);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("half");
@@ -220,6 +266,7 @@ int main(void)
     tcase_add_loop_test(tc, computed_in_f32_rounded_once, 1, 4);
     tcase_add_loop_test(tc, sums_in_f32, 1, 5);
     tcase_add_loop_test(tc, linear_in_every_type, 1, 4);
+    tcase_add_loop_test(tc, gradients_of_products_stay_wide, 1, 3);
     tcase_add_test(tc, casts);
     suite_add_tcase(suite, tc);
     return test_main(suite);
