@@ -43,7 +43,8 @@ const dt_optim_kernels *dti_cuda_optim_kernels(void);
 dt_status dti_cuda_matmul(const dt_matmul_args *p);
 
 /* The memory of a heap: one stretch of device memory (`bytes` 0: nine tenths of the device's share
- * for one of `ranks` on it). It also makes this thread's context (array/cuda/gpu_internal.h), which
+ * for one of `ranks` on it; where others have taken so much that this is not free, half of the
+ * share of what is left). It also makes this thread's context (array/cuda/gpu_internal.h), which
  * lives as long as it has a heap. Any thread may destroy it, once the thread that made it has ended
  * or is the same.
  * Errors: DT_ERR_DEVICE, DT_ERR_NOMEM. */

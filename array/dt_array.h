@@ -55,8 +55,8 @@ DT_NODISCARD dt_status dt_heap_create(dt_device device, const dt_heap_options *o
                                       dt_heap **heap_out);
 /* Every array must have been released: asserted in debug builds. Accepts NULL in *heap. */
 void dt_heap_destroy(dt_heap **heap);
-/* After a failure that left arrays behind: a device's memory goes back, the handles stay;
- * they may only be released. */
+/* After a failure that may have left arrays behind: if so, a device's memory goes back, the handles
+ * stay; they may only be released. */
 void dt_heap_abandon(dt_heap *heap);
 dt_device dt_heap_device(const dt_heap *heap);
 /* Devices of a kind that this process can use; 0: none, or not built in. */

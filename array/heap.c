@@ -289,12 +289,11 @@ static dt_status find_memory(dt_heap *heap, const dt_heap_options *options)
     if (is_meta(heap))
         return DT_OK;
     DT_TRY(dti_cuda_memory_create(heap->device.index, ranks, bytes, &heap->memory));
-    bytes = heap->memory.bytes;
-    const dt_status st = dti_pages_lend(&heap->pages, heap->memory.base, bytes);
+    const dt_status st = dti_pages_lend(&heap->pages, heap->memory.base, heap->memory.bytes);
     if (st != DT_OK)
         dti_cuda_memory_destroy(&heap->memory);
-    else if (bytes < heap->limit_bytes)
-        heap->limit_bytes = bytes;
+    else if (heap->memory.bytes < heap->limit_bytes)
+        heap->limit_bytes = heap->memory.bytes;
     return st;
 }
 
@@ -309,8 +308,7 @@ dt_status dt_heap_create(dt_device device, const dt_heap_options *options, dt_he
     heap->limit_bytes = device.kind == DT_META ? SIZE_MAX : machine_bytes();
     if (options != NULL && options->limit_bytes > 0)
         heap->limit_bytes = options->limit_bytes;
-    if (options != NULL)
-        heap->fail_after = options->fail_after;
+    heap->fail_after = options != NULL ? options->fail_after : 0;
     for (int c = 0; c < NCLASSES; c++)
         heap->small[c].block_bytes = class_bytes(c);
     if (getrandom(&heap->nonce, sizeof heap->nonce, 0) != (ssize_t)sizeof heap->nonce)
@@ -348,7 +346,9 @@ void dt_heap_destroy(dt_heap **heap_ref)
 
 void dt_heap_abandon(dt_heap *heap)
 {
-    if (heap->device.kind == DT_CUDA)
+    if (heap->live_storages == 0)
+        dt_heap_destroy(&heap);
+    else if (heap->device.kind == DT_CUDA)
         dti_cuda_memory_destroy(&heap->memory);
 }
 

@@ -262,13 +262,21 @@ dt_status dt_safetensors_read(dt_safetensors *st, const dt_safetensors_entry *en
         return DT_OK;
     dti_block block = {.whole = shape, .part = part};
     memcpy(block.offset, offset, (size_t)shape.ndim * sizeof *offset);
+    /* To cuda in one transfer. */
+    const bool away = dt_heap_device(out->storage->heap).kind == DT_CUDA;
+    dt_storage host = {.bytes = dt_array_bytes(out), .refs = 1};
+    dt_array room = away ? (dt_array){&host, 0, part, out->dtype} : *out;
     void *stage = malloc(STAGE_BYTES);
-    DT_REQUIRE(stage, DT_ERR_NOMEM, "reading '%s'", entry->name);
-    dt_status result = DT_OK;
+    host.data = away ? malloc(host.bytes) : NULL;
+    dt_status result =
+        stage && (!away || host.data) ? DT_OK : DT_ERROR(DT_ERR_NOMEM, "reading '%s'", entry->name);
     dti_run run;
     dti_runs runs = dti_runs_of(&block, 0, dt_shape_count(shape));
     while (result == DT_OK && dti_runs_next(&runs, &run))
-        result = read_run(st, entry, run.whole, run.count, out, run.block, stage);
+        result = read_run(st, entry, run.whole, run.count, &room, run.block, stage);
+    if (result == DT_OK && away)
+        result = dt_array_write(out, host.data, dt_array_count(out));
+    free(host.data);
     free(stage);
     if (result != DT_OK)
         return DT_ERROR(result, "tensor '%s': %s", entry->name, dt_error_trace());

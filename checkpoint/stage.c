@@ -115,13 +115,27 @@ static void copy(const dti_block *b, const chunk *c, dt_array src, int64_t src_f
     }
 }
 
-/* The same from this rank's own array, which may rest in a file. */
+/* The same from this rank's own array, which may rest in a file or, all of it that the chunk needs
+ * in one transfer, come from cuda. */
 static dt_status copy_own(const dti_block *b, const chunk *c, dt_array dst, bool as_file)
 {
-    DT_TRY(dt_storage_open(c->item->src.storage));
-    copy(b, c, c->item->src, 0, dst, as_file);
-    dt_storage_close(c->item->src.storage);
-    return DT_OK;
+    void *copied;
+    dt_array own = c->item->src;
+    const int64_t first = dti_block_below(b, c->lo);
+    DT_TRY(dt_storage_open(own.storage));
+    own.offset += first;
+    own.shape = DT_SHAPE(dti_block_below(b, c->hi) - first);
+    dt_storage host = {.data = (void *)(uintptr_t)dt_array_look(&own, &copied),
+                       .bytes = dt_array_bytes(&own),
+                       .refs = 1};
+    dt_status st = dt_heap_status(own.storage->heap);
+    if (st == DT_OK && !host.data)
+        st = DT_ERROR(DT_ERR_NOMEM, "%zu bytes for staging", host.bytes);
+    if (st == DT_OK)
+        copy(b, c, (dt_array){&host, 0, own.shape, own.dtype}, first, dst, as_file);
+    free(copied);
+    dt_storage_close(own.storage);
+    return st;
 }
 
 static void count(stage *s)

@@ -168,9 +168,17 @@ static dt_status call(dt_comm *comm, const dti_call_options *o, int n, const dt_
     if (o->kind == DT_CALL_BARRIER || kind_of(part) != DT_CUDA)
         return dti_call(comm, o, n, part, work_out);
     bool nccl;
-    DT_TRY(dti_nccl_takes(comm, part->in ? part->in : part->out, o->kind, &nccl));
+    DT_TRY(dti_nccl_takes(comm, part->in ? part->in : part->out, o, &nccl));
     return nccl ? dti_nccl_call(comm, o, n, part, work_out)
                 : dti_call_staged(comm, o, n, part, work_out);
+}
+
+dt_status dt_comm_link(dt_comm *comm, dt_heap *heap)
+{
+    DT_REQUIRE(comm->rank >= 0, DT_ERR_ARG, "rank %d is not a member of %s", comm->world->rank,
+               comm->name);
+    return comm->size > 1 && dt_heap_device(heap).kind == DT_CUDA ? dti_nccl_link(comm, heap)
+                                                                  : DT_OK;
 }
 
 dt_status dt_all_gather(dt_comm *comm, int n, const dt_part *part, const char *label,

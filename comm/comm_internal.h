@@ -27,7 +27,8 @@ enum {
     DTI_NAME_BYTES = DTI_AXES_BYTES + 80,
     DTI_MESSAGE_BYTES = 1024,
     DTI_RING = 256,
-    DTI_SLICE_MS = 5, /* a sleeping wait looks this often whether a peer has failed */
+    DTI_NCCL_GROUPS = 5, /* nccl_group_internal.h */
+    DTI_SLICE_MS = 5,    /* a sleeping wait looks this often whether a peer has failed */
 };
 
 /* Bytes for or from one peer. A receive piece with bytes but no data borrows: the exchange sets
@@ -113,8 +114,10 @@ struct dt_work {
     dti_exchange compare;       /* n 0 unless DT_CHECK=collective */
     dti_record *record;
     dt_array staging;
-    void *event;     /* nccl.c: cudaEvent_t, when it is done; NULL: not NCCL's */
-    dt_array *home;  /* staged.c: where each part's `out` is copied by the wait; NULL: nowhere */
+    void *event;    /* nccl.c: cudaEvent_t, when it is done; NULL: not NCCL's */
+    int group;      /* and in which of the communicator's groups */
+    dt_array *home; /* staged.c: where each part's `out` is copied by the wait; NULL: nowhere */
+    dt_work *next_away;
     char *host_copy; /* bytes of no array: a _sync call's values, a barrier's tokens */
     dt_array host_memory;
     void *scratch; /* the backend's */
@@ -148,7 +151,7 @@ typedef struct dti_lane {
 /* Whether and why a world is dead; one for all ranks where they share memory. */
 typedef struct dti_fate {
     atomic_int failed; /* 1 + the first rank that failed; 0: alive; -1: it is writing its message */
-    atomic_bool told; /* a rank has ended its job and printed why */
+    atomic_bool told;  /* a rank has ended its job and printed why */
     char message[DTI_MESSAGE_BYTES];
 } dti_fate;
 
@@ -174,9 +177,10 @@ struct dt_comm {
     int64_t collectives, messages; /* issued so far */
     dt_counts counts;
     struct dti_room *room; /* where its members, or those of one machine, share memory */
-    struct dti_nccl *nccl; /* for arrays on cuda; NULL: none */
-    bool asked_nccl;
-    void *data; /* the backend's */
+    struct dti_nccl *nccl[DTI_NCCL_GROUPS]; /* for arrays on cuda; NULL: none */
+    bool asked_nccl, linked;
+    dt_work *away; /* staged.c: calls not waited for, in order */
+    void *data;    /* the backend's */
     bool *sends_to,
         *hears_from; /* hier.c: members on other machines, of whom this one is partner */
     dt_comm *next;
@@ -227,6 +231,7 @@ void dti_pause(double since_s);
 /* fate.c */
 void dti_break(dt_world *world, const char *message); /* the first failure is kept */
 bool dti_broken(const dt_world *world);
+int dti_broken_by(dt_world *world); /* the rank; -1: it died before it had said how */
 /* Fail a work: message = "<call> #<n> '<label>' on <communicator>: ...". Breaks the world. */
 DT_PRINTF(3, 4) dt_status dti_work_fail(dt_work *w, dt_status st, const char *fmt, ...);
 dt_status dti_work_fail_peer(dt_work *w); /* the world is broken: say by whom */

@@ -102,6 +102,13 @@ DT_NODISCARD dt_status dt_comm_create(dt_world *world, const int *ranks, int nra
 void dt_comm_destroy(dt_comm **comm);
 /* Axes to name it by in messages, besides its ranks. A mesh does this. */
 void dt_comm_set_axes(dt_comm *comm, const char *axes);
+/* dt_comm_link - let messages of arrays on cuda go from device to device between each rank and the
+ * next one of the communicator's ring (the last one's next is the first), where every rank has a
+ * device of its own. A message that waits holds up only those that follow it in its direction. Both
+ * sides must give arrays of the same sizes: here nobody compares. Without it, and
+ * between other ranks, messages go by way of the host. Nothing on other devices, or twice.
+ * Collective: over its ranks; never inside a step.   Blocks: yes. */
+DT_NODISCARD dt_status dt_comm_link(dt_comm *comm, dt_heap *heap);
 int dt_comm_rank(const dt_comm *comm); /* mine in it, -1 if I am not a member */
 int dt_comm_size(const dt_comm *comm);
 int dt_world_comms_created(

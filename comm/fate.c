@@ -44,17 +44,24 @@ dt_status dti_work_fail(dt_work *w, dt_status st, const char *fmt, ...)
     return st;
 }
 
-dt_status dti_work_fail_peer(dt_work *w)
+int dti_broken_by(dt_world *world)
 {
-    dt_world *world = w->comm->world;
     const dti_fate *fate = world->fate;
     for (int i = 0; i < 1000 && atomic_load(&fate->failed) < 0; i++)
         (void)sched_yield();
     const int rank = atomic_load(&fate->failed) - 1;
+    if (rank >= 0 && rank != world->rank)
+        atomic_store(&world->saw_peer_fail, true);
+    return rank;
+}
+
+dt_status dti_work_fail_peer(dt_work *w)
+{
+    dt_world *world = w->comm->world;
+    const dti_fate *fate = world->fate;
+    const int rank = dti_broken_by(world);
     if (rank < 0)
         return dti_work_fail(w, DT_ERR_COMM, "a rank failed and died before it had said how");
-    if (rank != world->rank)
-        atomic_store(&world->saw_peer_fail, true);
     return dti_work_fail(w, DT_ERR_COMM, "%s rank %d failed: %s",
                          rank == world->rank ? "an earlier call of this" : "peer", rank,
                          fate->message);

@@ -1,5 +1,10 @@
-/* comm/nccl.c - communicators of NCCL: one for each of ours, with a stream of its own, and what
- * watches them while the host waits for the device.
+/* comm/nccl.c - communicators of NCCL: one for each of ours, and one of two ranks for the messages
+ * from one to the other, each with a stream of its own; and what watches them while the host waits
+ * for the device.
+ *
+ * A receive stays on its stream until its message comes, and holds up what was put there later. So
+ * messages of one direction between two ranks have their communicator to themselves: there both
+ * ranks put them in one order, and nothing else waits for them.
  * Calls: nccl_call.c. Source: NCCL 2 user guide. */
 #include "comm/nccl_group_internal.h"
 
@@ -13,7 +18,7 @@ typedef struct facts {
     char host[64];
     int device;
     bool able;
-    ncclUniqueId id; /* of the first member */
+    ncclUniqueId id[2]; /* the first member's; for messages: to the next rank, to the one before */
 } facts;
 
 /* The same answer on all members: no two of them on one device. */
@@ -53,22 +58,39 @@ dt_status dti_nccl_ready(dt_comm *comm, dti_nccl *g)
     }
 }
 
+static dt_status look(const dt_comm *comm, const dti_nccl *g)
+{
+    ncclResult_t state = ncclSuccess;
+    const bool asked = !g || g->aborted || ncclCommGetAsyncError(g->comm, &state) == ncclSuccess;
+    DT_REQUIRE(asked && (state == ncclSuccess || state == ncclInProgress), DT_ERR_COMM,
+               "%s: NCCL: %s", comm->name, ncclGetErrorString(state));
+    return DT_OK;
+}
+
+static void abort_all(const dt_comm *comm)
+{
+    for (int i = 0; i < DTI_NCCL_GROUPS; i++) {
+        dti_nccl *g = comm->nccl[i];
+        if (g && !g->aborted)
+            (void)ncclCommAbort(g->comm);
+        if (g)
+            g->aborted = true;
+    }
+}
+
 /* Of everything that this rank has in flight: errors, peers that failed, and time. */
 static dt_status watch(void *arg, double waited_s)
 {
     dt_world *world = arg;
     dt_status st = DT_OK;
-    for (dt_comm *c = world->comms; c && st == DT_OK; c = c->next) {
-        ncclResult_t state = ncclSuccess;
-        if (!c->nccl)
-            continue;
-        if (ncclCommGetAsyncError(c->nccl->comm, &state) != ncclSuccess ||
-            (state != ncclSuccess && state != ncclInProgress))
-            st = DT_ERROR(DT_ERR_COMM, "%s: NCCL: %s", c->name, ncclGetErrorString(state));
-    }
+    for (dt_comm *c = world->comms; c && st == DT_OK; c = c->next)
+        for (int i = 0; i < DTI_NCCL_GROUPS && st == DT_OK; i++)
+            st = look(c, c->nccl[i]);
     if (st == DT_OK && dti_broken(world)) {
-        atomic_store(&world->saw_peer_fail, true);
-        st = DT_ERROR(DT_ERR_COMM, "a peer failed while this rank waited for its device");
+        const int rank = dti_broken_by(world);
+        st = DT_ERROR(DT_ERR_COMM,
+                      "a peer failed while this rank waited for its device: rank %d: %s", rank,
+                      rank < 0 ? "it had not said how" : world->fate->message);
     }
     if (st == DT_OK && waited_s > world->timeout_s)
         st = DT_ERROR(DT_ERR_TIMEOUT,
@@ -77,24 +99,24 @@ static dt_status watch(void *arg, double waited_s)
     if (st == DT_OK)
         return DT_OK;
     dti_break(world, dt_error_trace());
-    for (dt_comm *c = world->comms; c; c = c->next) {
-        if (c->nccl)
-            (void)ncclCommAbort(c->nccl->comm);
-        if (c->nccl)
-            c->nccl->aborted = true;
-    }
+    for (dt_comm *c = world->comms; c; c = c->next)
+        abort_all(c);
     return st;
 }
 
-static dt_status join(dt_comm *comm, const facts *all)
+/* Rank `rank` of `size` of a new one. */
+static dt_status join(dt_comm *comm, const ncclUniqueId *id, int size, int rank,
+                      dti_nccl **group_out)
 {
+    enum { MESSAGE_BLOCKS = 4 }; /* what waits for messages must leave room for what they need */
     dti_nccl *g = calloc(1, sizeof *g);
     DT_REQUIRE(g, DT_ERR_NOMEM, "a communicator of NCCL");
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    dt_status st = dti_nccl_check(
-        comm, ncclCommInitRankConfig(&g->comm, comm->size, all[0].id, comm->rank, &config),
-        "ncclCommInitRankConfig");
+    if (group_out != &comm->nccl[DTI_NCCL_ALL])
+        config.maxCTAs = MESSAGE_BLOCKS;
+    dt_status st = dti_nccl_check(comm, ncclCommInitRankConfig(&g->comm, size, *id, rank, &config),
+                                  "ncclCommInitRankConfig");
     if (st == DT_OK)
         st = dti_nccl_ready(comm, g);
     if (st == DT_OK && (cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking) ||
@@ -106,57 +128,127 @@ static dt_status join(dt_comm *comm, const facts *all)
         free(g);
         return st;
     }
-    comm->nccl = g;
+    *group_out = g;
     return DT_OK;
 }
 
-static dt_status decide(dt_comm *comm, const dt_array *any)
+/* What all members say of themselves, `ids` of theirs included; NULL: they cannot. */
+static dt_status ask(dt_comm *comm, dt_heap *heap, int ids, facts **all_out)
 {
-    dt_heap *heap = any->storage->heap;
     facts mine = {.device = dt_heap_device(heap).index,
                   .able = dt_world_backend(comm->world) != DT_BACKEND_FAKE};
     (void)gethostname(mine.host, sizeof mine.host - 1);
-    if (comm->rank == 0)
-        mine.able = mine.able && ncclGetUniqueId(&mine.id) == ncclSuccess;
+    for (int i = 0; i < ids; i++)
+        mine.able = mine.able && ncclGetUniqueId(&mine.id[i]) == ncclSuccess;
     facts *all = calloc((size_t)comm->size, sizeof *all);
     DT_REQUIRE(all, DT_ERR_NOMEM, "facts of %d ranks", comm->size);
     dt_status st = dti_gather_sync(comm, &mine, sizeof mine, all, "who has which device");
-    if (st == DT_OK && are_apart(all, comm->size)) {
+    *all_out = st == DT_OK && are_apart(all, comm->size) ? all : NULL;
+    if (*all_out)
         dt_heap_set_watch(heap, watch, comm->world);
-        st = join(comm, all);
-    }
+    else
+        free(all);
+    return st;
+}
+
+/* Faults and checks of calls are those of the host's. */
+static bool is_used(const dt_world *world)
+{
+    const bool faults = world->faults[0] && !dt_world_fault_number(world, "drop_event");
+    return !faults && !dt_world_check(world, "collective");
+}
+
+static dt_status decide(dt_comm *comm, dt_heap *heap)
+{
+    facts *all;
+    DT_TRY(ask(comm, heap, comm->rank == 0, &all));
+    const dt_status st =
+        all ? join(comm, &all[0].id[0], comm->size, comm->rank, &comm->nccl[DTI_NCCL_ALL]) : DT_OK;
     free(all);
     comm->asked_nccl = st == DT_OK;
     return st;
 }
 
-dt_status dti_nccl_takes(dt_comm *comm, const dt_array *any, dt_call kind, bool *takes_out)
+/* In one order on all ranks, so that nobody waits in a circle. Of two ranks the next one is also
+ * the one before. */
+static dt_status link_ring(dt_comm *comm, const facts *all)
 {
-    *takes_out = false;
-    const dt_world *world = comm->world; /* faults and checks of calls are those of the host's */
-    const bool faults = world->faults[0] && !dt_world_fault_number(world, "drop_event");
-    if (kind == DT_CALL_SEND || kind == DT_CALL_RECV || faults ||
-        dt_world_check(world, "collective"))
-        return DT_OK;
-    if (!comm->asked_nccl)
-        DT_TRY(decide(comm, any));
-    *takes_out = comm->nccl != NULL;
+    const int k = comm->size, me = comm->rank;
+    for (int back = 0; back < (k > 2 ? 2 : 1); back++)
+        for (int from = 0; from < k; from++) {
+            const int to = (from + (back ? k - 1 : 1)) % k;
+            const int which = DTI_NCCL_SEND_NEXT + 2 * back;
+            const ncclUniqueId *id = &all[from].id[back];
+            if (from == me)
+                DT_TRY(join(comm, id, 2, 0, &comm->nccl[which]));
+            if (to == me)
+                DT_TRY(join(comm, id, 2, 1, &comm->nccl[which + 1]));
+        }
     return DT_OK;
+}
+
+dt_status dti_nccl_link(dt_comm *comm, dt_heap *heap)
+{
+    facts *all;
+    if (comm->linked || !is_used(comm->world))
+        return DT_OK;
+    DT_TRY(ask(comm, heap, 2, &all));
+    const dt_status st = all ? link_ring(comm, all) : DT_OK;
+    free(all);
+    comm->linked = st == DT_OK;
+    return st;
+}
+
+int dti_nccl_group(const dt_comm *comm, const dti_call_options *o)
+{
+    const int k = comm->size, next = (comm->rank + 1) % k, before = (comm->rank + k - 1) % k;
+    if (o->kind == DT_CALL_SEND)
+        return o->peer == next ? DTI_NCCL_SEND_NEXT : o->peer == before ? DTI_NCCL_SEND_BEFORE : -1;
+    if (o->kind == DT_CALL_RECV)
+        return o->peer == before ? DTI_NCCL_FROM_BEFORE : o->peer == next ? DTI_NCCL_FROM_NEXT : -1;
+    return DTI_NCCL_ALL;
+}
+
+dt_status dti_nccl_takes(dt_comm *comm, const dt_array *any, const dti_call_options *o,
+                         bool *takes_out)
+{
+    const int group = dti_nccl_group(comm, o);
+    *takes_out = false;
+    if (group < 0 || !is_used(comm->world))
+        return DT_OK;
+    if (group == DTI_NCCL_ALL && !comm->asked_nccl)
+        DT_TRY(decide(comm, any->storage->heap));
+    *takes_out = comm->nccl[group] != NULL;
+    return DT_OK;
+}
+
+/* Destroying it would wait for a peer that has left, too. */
+static bool is_over(const dt_comm *comm, const dti_nccl *g)
+{
+    const double since = dti_now();
+    while (cudaStreamQuery(g->stream) == cudaErrorNotReady) {
+        if (dti_broken(comm->world) || dti_now() - since > comm->world->timeout_s)
+            return false;
+        dti_pause(since);
+    }
+    return !dti_broken(comm->world);
 }
 
 void dti_nccl_close(dt_comm *comm)
 {
-    dti_nccl *g = comm->nccl;
-    if (!g)
-        return;
-    if (!g->aborted && dti_broken(comm->world))
-        (void)ncclCommAbort(g->comm);
-    else if (!g->aborted)
-        (void)ncclCommDestroy(g->comm);
-    for (int i = 0; i < g->nspare; i++)
-        (void)cudaEventDestroy(g->spare[i]);
-    (void)cudaEventDestroy(g->before);
-    (void)cudaStreamDestroy(g->stream);
-    free(g);
-    comm->nccl = NULL;
+    for (int i = 0; i < DTI_NCCL_GROUPS; i++) {
+        dti_nccl *g = comm->nccl[i];
+        if (g && !g->aborted && !is_over(comm, g))
+            abort_all(comm);
+        comm->nccl[i] = NULL;
+        if (!g)
+            continue;
+        if (!g->aborted)
+            (void)ncclCommDestroy(g->comm);
+        for (int e = 0; e < g->nspare; e++)
+            (void)cudaEventDestroy(g->spare[e]);
+        (void)cudaEventDestroy(g->before);
+        (void)cudaStreamDestroy(g->stream);
+        free(g);
+    }
 }

@@ -26,6 +26,11 @@ static ncclRedOp_t op_of(dt_reduce op)
     return op == DT_REDUCE_SUM ? ncclSum : op == DT_REDUCE_MAX ? ncclMax : ncclMin;
 }
 
+static dti_nccl *group_of(const dt_work *w)
+{
+    return w->comm->nccl[w->group];
+}
+
 /* One part as pieces for and from each rank, in elements. */
 typedef struct pieces {
     const dt_comm *comm;
@@ -121,25 +126,28 @@ static ncclResult_t enqueue(dt_call kind, const pieces *p)
     case DT_CALL_BROADCAST:
         return ncclBroadcast(p->in ? p->in : p->out, p->out, (size_t)p->nout, type, p->root,
                              g->comm, g->stream);
-    case DT_CALL_SEND:
-    case DT_CALL_RECV:
+    case DT_CALL_SEND: return ncclSend(p->in, (size_t)p->nin, type, 1, g->comm, g->stream);
+    case DT_CALL_RECV: return ncclRecv(p->out, (size_t)p->nout, type, 0, g->comm, g->stream);
     case DT_CALL_BARRIER:
     case DT_NCALLS: break;
     }
     return ncclInvalidUsage;
 }
 
+/* Counts are there only in calls that use them. */
 static pieces pieces_of(dt_work *w, int i, const dt_part *part)
 {
     const dti_operand *o = &w->operand[i];
+    const bool sends = w->kind == DT_CALL_REDUCE_SCATTER || w->kind == DT_CALL_ALL_TO_ALL;
+    const bool receives = w->kind == DT_CALL_ALL_GATHER || w->kind == DT_CALL_ALL_TO_ALL;
     return (pieces){.comm = w->comm,
-                    .g = w->comm->nccl,
+                    .g = group_of(w),
                     .in = dt_array_data(&o->in),
                     .out = dt_array_data(&o->out),
                     .nin = o->in.storage ? dt_array_count(&o->in) : 0,
                     .nout = o->out.storage ? dt_array_count(&o->out) : 0,
-                    .send = part->send,
-                    .recv = part->recv,
+                    .send = sends ? part->send : NULL,
+                    .recv = receives ? part->recv : NULL,
                     .dtype = o->dtype,
                     .op = w->op,
                     .root = w->peer};
@@ -197,7 +205,7 @@ static void sum_terms(dt_work *w, int i, const pieces *p)
 /* All of it, on the communicator's stream. */
 static dt_status run(dt_work *w, dt_heap *heap, const pieces *p)
 {
-    dti_nccl *g = w->comm->nccl;
+    dti_nccl *g = group_of(w);
     bool sums = false;
     ncclResult_t result = ncclGroupStart();
     for (int i = 0; i < w->n && result == ncclSuccess; i++) {
@@ -252,9 +260,22 @@ static dt_status check_cuda(const dt_work *w, cudaError_t error)
     return DT_OK;
 }
 
+/* A collective comes after the messages that were put into its communicator before. */
+static dt_status follow_messages(const dt_work *w)
+{
+    for (int i = 0; w->group == DTI_NCCL_ALL && i < DTI_NCCL_GROUPS; i++) {
+        const dti_nccl *m = w->comm->nccl[i];
+        if (i == DTI_NCCL_ALL || !m)
+            continue;
+        DT_TRY(check_cuda(w, cudaEventRecord(m->before, m->stream)));
+        DT_TRY(check_cuda(w, cudaStreamWaitEvent(group_of(w)->stream, m->before, 0)));
+    }
+    return DT_OK;
+}
+
 static dt_status start(dt_work *w, const dt_part *part, pieces *p)
 {
-    dti_nccl *g = w->comm->nccl;
+    dti_nccl *g = group_of(w);
     dt_heap *heap = (part->in ? part->in : part->out)->storage->heap;
     DT_TRY(make_room(w, part, p));
     w->event = take_event(g);
@@ -262,6 +283,7 @@ static dt_status start(dt_work *w, const dt_part *part, pieces *p)
     DT_TRY(check_cuda(w, cudaEventRecord(g->before, dt_heap_stream(heap))));
     if (!drops(w, 1))
         DT_TRY(check_cuda(w, cudaStreamWaitEvent(g->stream, g->before, 0)));
+    DT_TRY(follow_messages(w));
     DT_TRY(run(w, heap, p));
     DT_TRY(check_cuda(w, cudaEventRecord(w->event, g->stream)));
     return DT_OK;
@@ -270,14 +292,18 @@ static dt_status start(dt_work *w, const dt_part *part, pieces *p)
 dt_status dti_nccl_call(dt_comm *comm, const dti_call_options *o, int n, const dt_part *part,
                         dt_work **work_out)
 {
-    const dti_work_plan plan = {.kind = o->kind, .n = n, .width = comm->size};
+    const bool message = o->kind == DT_CALL_SEND || o->kind == DT_CALL_RECV;
+    const dti_work_plan plan = {.kind = o->kind, .n = n, .width = message ? 1 : comm->size};
+    const int group = dti_nccl_group(comm, o);
+    DT_REQUIRE(!comm->nccl[group]->aborted, DT_ERR_COMM, "%s: a peer failed", comm->name);
     pieces *p = calloc((size_t)n, sizeof *p);
     dt_work *w = NULL;
     dt_status st = p ? DT_OK : DT_ERROR(DT_ERR_NOMEM, "a call of %d parts", n);
     DT_TRY_TO(done, st, st);
     DT_TRY_TO(done, st, dti_work_create(comm, plan, o->label, &w));
     DT_TRY_TO(done, st, dti_plan_work(w, o, part));
-    w->sequence = comm->collectives++;
+    w->group = group;
+    w->sequence = message ? comm->messages++ : comm->collectives++;
     dti_count_issue(w);
     dti_ring_mark(w, DTI_RING_RUNS);
     DT_TRY_TO(done, st, start(w, part, p));
@@ -309,7 +335,7 @@ bool dti_nccl_done(const dt_work *w)
 
 void dti_nccl_forget(dt_work *w)
 {
-    dti_nccl *g = w->comm->nccl;
+    dti_nccl *g = group_of(w);
     if (!w->event)
         return;
     if (g && g->nspare < DTI_SPARE_EVENTS) /* NULL: it was closed, and the call had failed */

@@ -8,6 +8,15 @@
 
 enum { DTI_SPARE_EVENTS = 64 };
 
+/* The groups of a communicator: for collectives, and in its ring for messages. */
+enum {
+    DTI_NCCL_ALL,
+    DTI_NCCL_SEND_NEXT,
+    DTI_NCCL_FROM_BEFORE,
+    DTI_NCCL_SEND_BEFORE,
+    DTI_NCCL_FROM_NEXT
+};
+
 struct dti_nccl {
     ncclComm_t comm;
     cudaStream_t stream;
@@ -18,6 +27,8 @@ struct dti_nccl {
 };
 typedef struct dti_nccl dti_nccl;
 
+/* Which group makes a call; -1: none. */
+int dti_nccl_group(const dt_comm *comm, const dti_call_options *o);
 dt_status dti_nccl_check(const dt_comm *comm, ncclResult_t result, const char *what);
 /* Until what was put into the communicator without blocking has been accepted. Blocks. */
 dt_status dti_nccl_ready(dt_comm *comm, dti_nccl *g);

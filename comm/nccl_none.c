@@ -1,12 +1,20 @@
 /* comm/nccl_none.c - where NCCL is not built in. */
 #include "comm/nccl_internal.h"
 
-dt_status dti_nccl_takes(dt_comm *comm, const dt_array *any, dt_call kind, bool *takes_out)
+dt_status dti_nccl_takes(dt_comm *comm, const dt_array *any, const dti_call_options *o,
+                         bool *takes_out)
 {
     (void)comm;
     (void)any;
-    (void)kind;
+    (void)o;
     *takes_out = false;
+    return DT_OK;
+}
+
+dt_status dti_nccl_link(dt_comm *comm, dt_heap *heap)
+{
+    (void)comm;
+    (void)heap;
     return DT_OK;
 }
 

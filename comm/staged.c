@@ -12,6 +12,23 @@ static void warn(dt_world *world)
     world->staged = true;
 }
 
+/* Calls of a communicator run in the order of the program: what an earlier one brings comes home
+ * before this one takes it away. */
+static dt_status bring_inputs(const dt_comm *comm, int n, const dt_part *part)
+{
+    for (dt_work *w = comm->away; w; w = w->next_away)
+        for (int i = 0; i < n * w->n; i++) {
+            const dt_array *in = part[i / w->n].in, *home = &w->home[i % w->n];
+            if (!in || !home->storage || in->storage != home->storage)
+                continue;
+            dti_lane_wait(w);
+            DT_REQUIRE(w->status == DT_OK, w->status, "%s", w->message);
+            DT_TRY(dti_bring_home(w));
+            break;
+        }
+    return DT_OK;
+}
+
 /* An array like `a` on the host; its values too where `filled`. */
 static dt_status to_host(dt_heap *heap, const dt_array *a, bool filled, dt_array *host_out)
 {
@@ -35,7 +52,8 @@ static dt_status make_parts(dt_world *world, int n, const dt_part *part, dt_arra
             there[i].in = in;
         }
         if (part[i].out) {
-            DT_TRY(to_host(heap, part[i].out, false, out));
+            DT_TRY(
+                to_host(heap, part[i].out, world->faults[0], out)); /* may leave what was there */
             there[i].out = out;
         }
     }
@@ -54,12 +72,17 @@ dt_status dti_call_staged(dt_comm *comm, const dti_call_options *o, int n, const
         goto done;
     }
     warn(comm->world);
+    DT_TRY_TO(done, st, bring_inputs(comm, n, part));
     DT_TRY_TO(done, st, make_parts(comm->world, n, part, host, there));
     DT_TRY_TO(done, st, dti_call(comm, o, n, there, &w));
     for (int i = 0; i < n; i++)
         home[i] = part[i].out ? dt_array_share(part[i].out) : (dt_array){0};
     w->home = home;
     home = NULL;
+    dt_work **last = &comm->away;
+    while (*last)
+        last = &(*last)->next_away;
+    *last = w;
     *work_out = w;
 done:
     for (int i = 0; host && i < 2 * n; i++)
@@ -77,13 +100,21 @@ dt_status dti_bring_home(dt_work *w)
             continue;
         dt_array_copy(&w->home[i], &w->operand[i].out);
         DT_TRY(dt_heap_status(w->home[i].storage->heap));
+        dt_array_release(&w->home[i]);
     }
     return DT_OK;
 }
 
 void dti_forget_home(dt_work *w)
 {
-    for (int i = 0; i < w->n && w->home; i++)
+    if (!w->home)
+        return;
+    for (int i = 0; i < w->n; i++)
         dt_array_release(&w->home[i]);
     free(w->home);
+    dt_work **link = &w->comm->away;
+    while (*link != w)
+        link = &(*link)->next_away;
+    *link = w->next_away;
+    w->home = NULL;
 }

@@ -155,6 +155,7 @@ dt_status dt_work_wait(dt_work **work)
         dti_work_free(w);
         return moved;
     }
+    dti_forget_home(w);
     w->next = w->comm->world->graves;
     w->comm->world->graves = w;
     if (atomic_load(&w->comm->world->fate->told))

@@ -162,7 +162,7 @@ fail:
 /* A rank that failed may have left arrays behind; its message must not end in an assertion. */
 static void close_heap(const dt_world *world, dt_heap **heap)
 {
-    if (*heap && dti_broken(world) && dt_heap_get_stats(*heap).live_total > 0)
+    if (*heap && dti_broken(world))
         dt_heap_abandon(*heap);
     else
         dt_heap_destroy(heap);

@@ -13,13 +13,9 @@ static const char *label(bool back)
     return back ? "pipeline gradient" : "pipeline";
 }
 
-static dt_status new_word(const dt_pipeline *p, int32_t value, dt_array *out)
+static dt_status new_word(const dt_pipeline *p, dt_array *out)
 {
-    DT_TRY(dt_array_create(dt_mesh_heap(p->mesh), DT_I32, DT_SHAPE(1), DT_TAG_COMM, out));
-    const dt_status st = dt_array_write(out, &value, 1);
-    if (st != DT_OK)
-        dt_array_release(out);
-    return st;
+    return dt_array_create(dt_mesh_heap(p->mesh), DT_I32, DT_SHAPE(1), DT_TAG_COMM, out);
 }
 
 dt_status dti_pp_send(dti_run *r, dti_stage *s, int k, bool back)
@@ -41,7 +37,8 @@ dt_status dti_pp_send(dti_run *r, dti_stage *s, int k, bool back)
     }
     if (back)
         dti_pp_release(c->dx);
-    DT_TRY_TO(done, st, new_word(r->p, r->failed, &word));
+    DT_TRY_TO(done, st, new_word(r->p, &word));
+    dt_array_fill(&word, r->failed);
     DT_TRY_TO(done, st, dt_work_wait(&s->sent[back]));
     DT_TRY_TO(done, st,
               dt_send(r->p->line, r->p->owner[s->index + (back ? -1 : 1)], 1 + n, list, label(back),
@@ -59,7 +56,7 @@ dt_status dti_pp_receive(dti_run *r, const dti_stage *s, int k, bool back)
     dt_array *into[1 + DTI_PP_TENSORS] = {&c->word};
     DT_REQUIRE(p->received < p->slots, DT_ERR_STATE,
                "%d microbatches wait already, as many as the simulator has seen", p->slots);
-    DT_TRY(new_word(p, 0, &c->word));
+    DT_TRY(new_word(p, &c->word));
     DT_TRY(back ? dti_pp_output_gradient(r, k, c) : dti_pp_input(r, k, NULL, c));
     for (int i = 0; i < p->ntensors; i++)
         into[1 + i] = back ? &c->dy[i].array : dt_tensor_local(c->x[i]);

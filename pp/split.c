@@ -209,6 +209,7 @@ static dt_status find_comms(dt_pipeline *p, dt_mesh *mesh, uint8_t axis)
     for (int a = 0; a < n; a++)
         axes[a] = (uint8_t)a;
     DT_TRY(dt_mesh_comm(mesh, 1, &axis, DTI_PP_CHANNEL, &p->line));
+    DT_TRY(dt_comm_link(p->line, dt_mesh_heap(mesh)));
     DT_TRY(dt_mesh_comm(mesh, n, axes, DTI_PP_CHANNEL, &p->all));
     return DT_OK;
 }

@@ -67,11 +67,20 @@ dt_device_kind test_device_kind(void)
 
 dt_device test_device(dt_world *world)
 {
+    static _Thread_local int mine = -1; /* a thread has one device, in a world of its own too */
     dt_device device;
     const dt_status st = dt_world_device(world, test_device_kind(), &device);
     if (st != DT_OK)
         dt_die(st, __FILE__, __LINE__);
+    if (mine < 0 || dt_world_size(world) > 1)
+        mine = device.index;
+    device.index = mine;
     return device;
+}
+
+bool test_bits(void)
+{
+    return test_device_kind() == DT_CPU;
 }
 
 /* Copies made by test_look, all threads together. */
@@ -99,6 +108,14 @@ static void free_copies(void)
     free(copies);
     copies = NULL;
     copies_capacity = 0;
+}
+
+void test_loop(TCase *tc, const TTest *test, int n)
+{
+    const char *text = getenv("DT_EVERY");
+    const int every = text && test_device_kind() == DT_CUDA && atoi(text) > 1 ? atoi(text) : 1;
+    for (int i = 0; i < n; i += every)
+        tcase_add_loop_test(tc, test, i, i + 1);
 }
 
 int test_main(Suite *suite)

@@ -35,12 +35,19 @@ void test_ranks_with(int nranks, const dt_world_options *options, dt_rank_body b
 dt_device_kind test_device_kind(void);
 dt_device test_device(dt_world *world);
 
+/* Whether reduce-scatter and all-reduce add in one order, whose bits can be compared. NCCL's do
+ * not. */
+bool test_bits(void);
+
 /* An array's elements, to be read: on the cpu its own, on cuda a copy that lives until test_main
  * returns. */
 const void *test_look(const dt_array *a);
 
 /* Outside of ranks: assert that a call returns DT_OK, with the trace. */
 #define ck_ok(call) ck_assert_msg((call) == DT_OK, "%s\n%s", #call, dt_error_trace())
+
+/* tcase_add_loop_test for 0 to n - 1; on cuda, which may be simulated, every DT_EVERY-th of it. */
+void test_loop(TCase *tc, const TTest *test, int n);
 
 /* Run one suite (CK_NOFORK); prints Check's line and returns for main(). `tests` ends with NULL
  * name. */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { ROOM_MIN = 1 << 20, ERROR_BYTES = 512 };
+enum { ROOM_MIN = 1 << 20, ERROR_BYTES = 2048 };
 
 /* Device memory that grows and is never given back before the end. */
 typedef struct room {
@@ -211,8 +211,10 @@ dt_status dti_cuda_memory_create(int device, int ranks, size_t bytes, dti_cuda_m
     DT_TRY(open_context(device));
     size_t unused = 0, all = 0;
     cudaError_t error = cudaMemGetInfo(&unused, &all);
-    if (error == cudaSuccess && bytes == 0)
+    if (bytes == 0) {
         bytes = (all - all / 10) / (size_t)ranks;
+        bytes = bytes <= unused ? bytes : unused / 2 / (size_t)ranks;
+    }
     bytes &= ~(size_t)4095;
     void *base = NULL;
     if (error == cudaSuccess)

@@ -286,10 +286,11 @@ static cublasStatus_t run(cublasLtHandle_t handle, const product *x, const dt_ma
     TRY_BLAS(x->status);
     if (p->bias)
         TRY_BLAS(set_bias(x, p->bias));
+    void *room = dti_gpu_scratch(x->workspace_bytes);
+    TRY_BLAS(room || x->workspace_bytes == 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED);
     return cublasLtMatmul(handle, x->desc, wide ? (const void *)&p->alpha : &alpha, p->b, x->first,
                           p->a, x->second, wide ? (const void *)&p->beta : &beta, p->c, x->c, p->c,
-                          x->c, &x->algo, dti_gpu_scratch(x->workspace_bytes), x->workspace_bytes,
-                          dti_gpu_stream());
+                          x->c, &x->algo, room, x->workspace_bytes, dti_gpu_stream());
 }
 
 /* cuBLASLt adds no bias in f64, and may not at every alignment. */

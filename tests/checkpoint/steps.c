@@ -93,15 +93,18 @@ dt_status steps_each(steps_model *m, int salt, bool check, bool exact)
         for (int which = 0; which < (exact ? 3 : 1); which++) {
             dti_run run;
             dti_runs runs = dti_runs_of(&b, 0, 99);
+            float *at = (float *)(uintptr_t)test_look(array[which]);
             while (dti_runs_next(&runs, &run))
-                for (int64_t k = 0; k < run.count; k++) {
-                    const float want = value(i, which, run.whole + k, salt);
-                    float *at = (float *)test_look(array[which]) + run.block + k;
+                for (int64_t k = run.block; k < run.block + run.count; k++) {
+                    const int64_t whole = run.whole + k - run.block;
+                    const float want = value(i, which, whole, salt);
                     if (!check)
-                        *at = want;
-                    TEST_THAT(*at == want, "%s, array %d, element %lld: %g, not %g", steps_names[i],
-                              which, (long long)(run.whole + k), (double)*at, (double)want);
+                        at[k] = want;
+                    TEST_THAT(at[k] == want, "%s, array %d, element %lld: %g, not %g",
+                              steps_names[i], which, (long long)whole, (double)at[k], (double)want);
                 }
+            if (!check)
+                DT_TRY(dt_array_write(array[which], at, dt_array_count(array[which])));
         }
     }
     return DT_OK;

@@ -189,7 +189,8 @@ static dt_status change(dt_world *world, void *arg)
     dt_checkpoint *c = NULL;
     bool busy = true;
     DT_TRY(steps_make(world, j->l, DT_F32, &m));
-    const dt_heap *heap = dt_mesh_heap(m.mesh);
+    dt_heap *heap = NULL; /* staging is on the host */
+    DT_TRY(dt_world_heap(world, (dt_device){.kind = DT_CPU}, &heap));
     const int64_t before = dt_heap_get_stats(heap).live[DT_TAG_WORKSPACE];
     int64_t held = 0; /* kept for the next save */
     DT_TRY(dt_checkpoint_open(world, j->dir, &j->o, &c));

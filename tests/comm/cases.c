@@ -87,6 +87,13 @@ dt_status case_floats(dt_world *world, int64_t count, float value, dt_array *arr
     return DT_OK;
 }
 
+dt_status case_link(dt_world *world, dt_comm *comm)
+{
+    dt_heap *heap;
+    DT_TRY(dt_world_heap(world, test_device(world), &heap));
+    return dt_comm_link(comm, heap);
+}
+
 float case_first(const dt_array *a)
 {
     return ((const float *)test_look(a))[0];
@@ -246,6 +253,9 @@ static dt_status try_all_reduce(const a_case *c, dt_reduce op)
     DT_TRY(open_sides(c, &s, n, n, (int64_t[MAX_PARTS]){0}));
     dt_array_copy(&s.out[0], &s.in[0]);
     s.part[0].in = &s.out[0];
+    const int64_t unused[MAX_RANKS] = {0};
+    for (int p = 0; p < c->n; p++)
+        s.part[p].send = s.part[p].recv = unused;
     dt_work *work;
     DT_TRY(dt_all_reduce(c->comm, c->n, s.part, op, "reduce", &work));
     DT_TRY(dt_work_wait(&work));
@@ -357,6 +367,7 @@ static dt_status try_all(const a_case *c)
 dt_status run_cases(dt_world *world, dt_comm *comm, bool large, case_results *results)
 {
     a_case c = {.world = world, .comm = comm, .scale = 1, .results = results};
+    DT_TRY(case_link(world, comm));
     for (int uneven = 0; uneven < 2; uneven++) {
         c.uneven = uneven;
         for (c.n = 1; c.n <= MAX_PARTS; c.n++)

@@ -20,4 +20,6 @@ dt_status case_array(dt_world *world, dt_dtype dtype, int rank, int part, int64_
                      int64_t count, dt_array *array_out);
 /* 1-d f32 arrays in short. */
 dt_status case_floats(dt_world *world, int64_t count, float value, dt_array *array_out);
+/* Messages go from device to device where that can be. */
+dt_status case_link(dt_world *world, dt_comm *comm);
 float case_first(const dt_array *a);

@@ -34,8 +34,8 @@ dt_status lane_destroyed_early(dt_world *world, void *arg)
         dt_work *work;
         DT_TRY(dt_comm_create(world, (int[]){0, 1, 2, 3}, k, channel, &comm));
         DT_TRY(case_floats(world, 5, 1, &x));
-        DT_TRY(dt_all_reduce(comm, 1, &(dt_part){.in = &x, .out = &x}, DT_REDUCE_SUM, "early",
-                             &work));
+        DT_TRY(
+            dt_all_reduce(comm, 1, &(dt_part){.in = &x, .out = &x}, DT_REDUCE_SUM, "early", &work));
         if (nap)
             (void)nanosleep(&(struct timespec){.tv_nsec = 20 * 1000 * 1000}, NULL);
         dt_comm_destroy(&comm);
@@ -110,6 +110,7 @@ dt_status lane_messages_cross(dt_world *world, void *arg)
     const int channel = *(const int *)arg, me = dt_world_rank(world);
     dt_comm *comm;
     DT_TRY(dt_comm_create(world, (int[]){0, 1}, 2, channel, &comm));
+    DT_TRY(case_link(world, comm));
     dt_array out[MESSAGES], in[MESSAGES];
     dt_work *sent[MESSAGES], *got[MESSAGES];
     for (int i = 0; i < MESSAGES; i++) {
@@ -144,6 +145,7 @@ dt_status lane_receive_then_sum(dt_world *world, void *arg)
     const int me = dt_world_rank(world);
     dt_comm *comm;
     DT_TRY(dt_comm_create(world, (int[]){0, 1}, 2, 0, &comm));
+    DT_TRY(case_link(world, comm));
     dt_array x;
     DT_TRY(case_floats(world, 4, me == 0 ? 7 : 0, &x));
     const dt_array *const from = &x;

@@ -67,17 +67,18 @@ static dt_status make_local(const op_check_spec *spec, int i, const dt_layout *l
     DT_TRY(dt_array_create(dt_mesh_heap(mesh), dtype, local, DT_TAG_ACTIVATION, out));
     int ncorners;
     const int corner = partial_corner(layout, dt_mesh_coord(mesh), &ncorners);
+    void *host = (void *)(uintptr_t)test_look(out);
     for (int64_t j = 0; j < dt_shape_count(local); j++) {
         const int64_t index = global_index(j, local, offset, layout->shape);
         double v = corner == 0 ? op_check_value(spec, i, index) : scramble(i + 1, index, corner);
         for (int other = 1; corner == 0 && other < ncorners; other++)
             v -= scramble(i + 1, index, other);
         if (dtype == DT_F64)
-            ((double *)test_look(out))[j] = v;
+            ((double *)host)[j] = v;
         else
-            ((int32_t *)test_look(out))[j] = (int32_t)v;
+            ((int32_t *)host)[j] = (int32_t)v;
     }
-    return DT_OK;
+    return dt_array_write(out, host, dt_shape_count(local));
 }
 
 dt_status op_check_operand(const op_check_spec *spec, int i, const dt_layout *layout,

@@ -233,8 +233,8 @@ int main(void)
     TCase *tc = tcase_create("pairs");
     tcase_set_timeout(tc, 0);
     tcase_add_loop_test(tc, one_axis_all_pairs, 1, 5);
-    tcase_add_loop_test(tc, grids_all_pairs, 0, DT_COUNT(grids));
-    tcase_add_loop_test(tc, faults_are_seen, 0, 3);
+    test_loop(tc, grids_all_pairs, DT_COUNT(grids));
+    test_loop(tc, faults_are_seen, 3);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

@@ -233,12 +233,12 @@ int main(void)
     Suite *suite = suite_create("fully_shard parity");
     TCase *tc = tcase_create("parity");
     tcase_set_timeout(tc, 120);
-    tcase_add_loop_test(tc, one_group, 0, 30);
-    tcase_add_loop_test(tc, every_way, 0, 3 * DT_COUNT(ways));
-    tcase_add_loop_test(tc, nest_of_axes, 0, 6);
+    test_loop(tc, one_group, 30);
+    test_loop(tc, every_way, 3 * DT_COUNT(ways));
+    test_loop(tc, nest_of_axes, 6);
     tcase_add_test(tc, one_rank_sends_nothing);
-    tcase_add_loop_test(tc, weights_go_in_and_out, 0, 4);
-    tcase_add_loop_test(tc, eval_step_eval, 0, 5);
+    test_loop(tc, weights_go_in_and_out, 4);
+    test_loop(tc, eval_step_eval, 5);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

@@ -54,7 +54,7 @@ START_TEST(equals_sharding)
     c.shard = 4;
     c.shard_with = NULL;
     net_run sharded = net_train(&c);
-    net_same(&replicated, &sharded, 4, 0);
+    net_same(&replicated, &sharded, 4, test_bits() ? 0 : 2e-6);
     net_free(&replicated);
     net_free(&sharded);
 }
@@ -255,7 +255,8 @@ int main(void)
     tcase_add_loop_test(tc, parity, 0, 12);
     tcase_add_test(tc, equals_sharding);
     tcase_add_loop_test(tc, counts, 0, 5);
-    tcase_add_test(tc, order);
+    if (test_device_kind() == DT_CPU) /* a device's calls leave no events */
+        tcase_add_test(tc, order);
     tcase_add_loop_test(tc, unused, 0, 2);
     tcase_add_test(tc, errors);
     suite_add_tcase(suite, tc);

@@ -233,7 +233,7 @@ int main(void)
     Suite *suite = suite_create("boundaries of pipelines");
     TCase *tc = tcase_create("boundary");
     tcase_set_timeout(tc, 60);
-    tcase_add_loop_test(tc, what_does_not_fit_is_an_error_everywhere, 0, DT_COUNT(plans));
+    test_loop(tc, what_does_not_fit_is_an_error_everywhere, DT_COUNT(plans));
     tcase_add_test(tc, passes_that_differ_are_an_error_everywhere);
     tcase_add_test(tc, boundaries_that_differ_are_an_error_everywhere);
     suite_add_tcase(suite, tc);

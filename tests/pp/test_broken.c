@@ -181,7 +181,7 @@ int main(void)
     while (dt_pp_rule_at(rules))
         rules++;
     tcase_set_timeout(tests, 60);
-    tcase_add_loop_test(tests, each_rule_is_broken_alone, 0, rules);
+    test_loop(tests, each_rule_is_broken_alone, rules);
     suite_add_tcase(suite, tests);
     return test_main(suite);
 }

@@ -389,10 +389,10 @@ int main(void)
     Suite *suite = suite_create("executor of pipelines");
     TCase *tc = tcase_create("executor");
     tcase_set_timeout(tc, 120);
-    tcase_add_loop_test(tc, a_row_is_run_as_it_stands, 0, 2 * PIPE_NSCHEDULES);
-    tcase_add_loop_test(tc, passes_repeat_and_take_a_loss, 0, 5);
-    tcase_add_loop_test(tc, stages_are_sharded, 0, DT_COUNT(sharded));
-    tcase_add_loop_test(tc, gradients_are_reduced_once, 0, 12);
+    test_loop(tc, a_row_is_run_as_it_stands, 2 * PIPE_NSCHEDULES);
+    test_loop(tc, passes_repeat_and_take_a_loss, 5);
+    test_loop(tc, stages_are_sharded, DT_COUNT(sharded));
+    test_loop(tc, gradients_are_reduced_once, 12);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

@@ -320,13 +320,13 @@ int main(void)
     Suite *suite = suite_create("failures of pipelines");
     TCase *tc = tcase_create("failure");
     tcase_set_timeout(tc, 120);
-    tcase_add_loop_test(tc, an_op_may_fail_on_any_stage, 0, 3 * PIPE_NSCHEDULES);
-    tcase_add_loop_test(tc, a_composed_stage_may_fail, 0, COMPOSED);
-    tcase_add_loop_test(tc, one_rank_of_a_stage_may_fail, 0, LONELY);
+    test_loop(tc, an_op_may_fail_on_any_stage, 3 * PIPE_NSCHEDULES);
+    test_loop(tc, a_composed_stage_may_fail, COMPOSED);
+    test_loop(tc, one_rank_of_a_stage_may_fail, LONELY);
     tcase_add_test(tc, an_evaluation_may_fail);
-    tcase_add_loop_test(tc, data_may_be_torn, 0, PIPE_NSCHEDULES);
+    test_loop(tc, data_may_be_torn, PIPE_NSCHEDULES);
     tcase_add_test(tc, a_boundary_of_another_shape_is_noticed);
-    tcase_add_loop_test(tc, what_cannot_work_is_noticed_before, 0, 3);
+    test_loop(tc, what_cannot_work_is_noticed_before, 3);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

@@ -201,8 +201,8 @@ int main(void)
     Suite *suite = suite_create("pipelines of MLPs");
     TCase *tc = tcase_create("mlp");
     tcase_set_timeout(tc, 120);
-    tcase_add_loop_test(tc, stages_of_mlp_are_one_rank, 0, 2 * PIPE_NSCHEDULES);
-    tcase_add_loop_test(tc, skips_go_along, 0, 3 * PIPE_NSCHEDULES);
+    test_loop(tc, stages_of_mlp_are_one_rank, 2 * PIPE_NSCHEDULES);
+    test_loop(tc, skips_go_along, 3 * PIPE_NSCHEDULES);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

@@ -215,10 +215,10 @@ int main(void)
     Suite *suite = suite_create("pipeline");
     TCase *tc = tcase_create("pipeline");
     tcase_set_timeout(tc, 120);
-    tcase_add_loop_test(tc, stages_make_up_the_model, 0, DT_COUNT(splits));
-    tcase_add_loop_test(tc, what_cannot_be_cut_is_refused, 0, DT_COUNT(refused));
+    test_loop(tc, stages_make_up_the_model, DT_COUNT(splits));
+    test_loop(tc, what_cannot_be_cut_is_refused, DT_COUNT(refused));
     tcase_add_test(tc, microbatches_must_be_those_of_the_schedule);
-    tcase_add_loop_test(tc, tied_copies_have_equal_gradients, 0, 2);
+    test_loop(tc, tied_copies_have_equal_gradients, 2);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

@@ -83,7 +83,7 @@ int main(void)
     Suite *suite = suite_create("rehearsal of pipelines");
     TCase *tc = tcase_create("rehearsal");
     tcase_set_timeout(tc, 60);
-    tcase_add_loop_test(tc, gradients_of_weights_are_rehearsed, 0, 4);
+    test_loop(tc, gradients_of_weights_are_rehearsed, 4);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

@@ -13,6 +13,8 @@ text = suite.write("text.txt", "It was a bright cold day in April, and the clock
 config = suite.write("config.json", CONFIG)
 BASE = ["--model.config=" + config, "--data.path=" + text, "--train.seq_len=8", "--train.global_batch=4",
         "--log.peak_flops=1e9", "--schedule.warmup_steps=5", "--train.steps=%d" % STEPS]
+if os.environ.get("DT_DEVICE") == "cuda":
+    BASE.append("--device=cuda")
 SHARDS = ["--parallel.dp_shard=2"]
 
 

@@ -43,7 +43,7 @@ static std::shared_ptr<ncclComm> find(ncclComm_t comm)
 
 static void form(const std::vector<ncclComm *> &members)
 {
-    auto clique = std::make_shared<SimClique>(SimClique{++cliques, members, false});
+    auto clique = std::make_shared<SimClique>(SimClique{++cliques, members});
     std::string error;
     for (ncclComm *a : members)
         for (ncclComm *b : members)
@@ -225,8 +225,6 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     SimLock lock;
     auto c = find(comm);
     c->aborted = true;
-    if (c->clique)
-        c->clique->aborted = true;
     for (auto &[id, j] : joining)
         for (ncclComm *&m : j.member)
             if (m == comm) {

@@ -44,7 +44,6 @@ struct SimGang {
 struct SimClique {
     uint64_t id;
     std::vector<ncclComm *> member; /* NULL: destroyed, or aborted */
-    bool aborted;                   /* by one of them */
 };
 
 struct SimSplit {

@@ -282,7 +282,7 @@ START_TEST(activations_of_a_layer)
     c.tp = 1 << _i % 3;
     c.sp = _i / 9;
     c.seq = c.sp ? 8 : c.seq; /* divides */
-    if (c.kv_heads < c.tp) /* these would be replicated */
+    if (c.kv_heads < c.tp)    /* these would be replicated */
         c.kv_heads = c.tp;
     const int64_t tokens = (int64_t)c.batch * c.seq, t = c.tp, kv = (int64_t)c.kv_heads * HEAD;
     const int64_t mlp = (F + t - 1) / t; /* rank 0's */
@@ -325,12 +325,12 @@ int main(void)
     Suite *suite = suite_create("tensor parallel counts");
     TCase *tc = tcase_create("counts");
     tcase_set_timeout(tc, 120);
-    tcase_add_loop_test(tc, counts_are_exact, 0, 54);
-    tcase_add_loop_test(tc, with_data_parallelism, 0, 6);
-    tcase_add_loop_test(tc, few_key_value_heads, 0, 12);
-    tcase_add_loop_test(tc, bytes_of_a_layer, 0, 12);
-    tcase_add_loop_test(tc, activations_of_a_layer, 0, 18);
-    tcase_add_loop_test(tc, whole_logits_never_exist, 0, 3);
+    test_loop(tc, counts_are_exact, 54);
+    test_loop(tc, with_data_parallelism, 6);
+    test_loop(tc, few_key_value_heads, 12);
+    test_loop(tc, bytes_of_a_layer, 12);
+    test_loop(tc, activations_of_a_layer, 18);
+    test_loop(tc, whole_logits_never_exist, 3);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

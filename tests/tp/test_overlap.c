@@ -248,9 +248,9 @@ int main(void)
     Suite *suite = suite_create("overlapped tensor parallelism");
     TCase *tc = tcase_create("overlap");
     tcase_set_timeout(tc, 120);
-    tcase_add_loop_test(tc, overlap_changes_nothing, 0, 24);
-    tcase_add_loop_test(tc, half_the_bytes_in_bf16, 0, 4);
-    tcase_add_loop_test(tc, overlap_needs_a_sequence, 0, 4);
+    test_loop(tc, overlap_changes_nothing, 24);
+    test_loop(tc, half_the_bytes_in_bf16, 4);
+    test_loop(tc, overlap_needs_a_sequence, 4);
     tcase_add_test(tc, replicated_weights_count_once);
     suite_add_tcase(suite, tc);
     return test_main(suite);

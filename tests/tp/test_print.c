@@ -271,8 +271,8 @@ int main(void)
     Suite *suite = suite_create("tensor parallel plans in print");
     TCase *tc = tcase_create("print");
     tcase_set_timeout(tc, 120);
-    tcase_add_loop_test(tc, what_is_said_is_done, 0, 72);
-    tcase_add_loop_test(tc, a_missing_f_is_named, 0, 3);
+    test_loop(tc, what_is_said_is_done, 72);
+    test_loop(tc, a_missing_f_is_named, 3);
     tcase_add_test(tc, lines);
     suite_add_tcase(suite, tc);
     return test_main(suite);

@@ -101,7 +101,7 @@ int main(void)
     Suite *suite = suite_create("gathering again");
     TCase *tc = tcase_create("regather");
     tcase_set_timeout(tc, 120);
-    tcase_add_loop_test(tc, no_bit_changes, 0, 9);
+    test_loop(tc, no_bit_changes, 9);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

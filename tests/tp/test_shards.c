@@ -144,7 +144,7 @@ int main(void)
     Suite *suite = suite_create("tensor parallelism and shards");
     TCase *tc = tcase_create("F10");
     tcase_set_timeout(tc, 120);
-    tcase_add_loop_test(tc, losses_are_those_of_one_rank, 0, 48);
+    test_loop(tc, losses_are_those_of_one_rank, 48);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

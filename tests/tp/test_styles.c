@@ -386,7 +386,7 @@ int main(void)
     Suite *suite = suite_create("tensor parallel styles");
     TCase *tc = tcase_create("styles");
     tcase_set_timeout(tc, 120);
-    tcase_add_loop_test(tc, styles, 0, 2 * DT_COUNT(cases));
+    test_loop(tc, styles, 2 * DT_COUNT(cases));
     tcase_add_test(tc, frozen_parameters);
     tcase_add_test(tc, borders);
     suite_add_tcase(suite, tc);
