@@ -4,6 +4,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,10 +91,11 @@ static int64_t ncopies, copies_capacity;
 
 const void *test_look(const dt_array *a)
 {
+    static const max_align_t nothing;
     void *copy;
     const void *data = dt_array_look(a, &copy);
     if (!copy)
-        return data;
+        return data ? data : &nothing;
     pthread_mutex_lock(&copies_lock);
     if (dt_grow((void **)&copies, &copies_capacity, ncopies + 1, sizeof *copies) == DT_OK)
         copies[ncopies++] = copy;
