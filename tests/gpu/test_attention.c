@@ -227,7 +227,7 @@ static const kase cases[] = {
     {2, 4, 2, 70, 190, 16, 24, 2, 0, 0, CAUSAL | COUNTED},
     {1, 2, 1, 200, 130, 64, 64, 2, 0, 0, CAUSAL | COUNTED | DOCUMENTS},
     {2, 4, 2, 70, 190, 16, 24, 2, 0, 0, CAUSAL | BSHD},
-    {2, 3, 3, 200, 130, 64, 64, 1, 0, 0, CAUSAL | BATCHED | DOCUMENTS | BSHD},
+    {2, 2, 2, 140, 70, 64, 64, 1, 0, 0, CAUSAL | BATCHED | DOCUMENTS | BSHD},
     {2, 3, 2, 65, 70, 7, 5, 2, 2, 1, CAUSAL | COUNTED | BSHD},
     {1, 2, 1, 40, 75, 136, 256, 2, 0, 0, CAUSAL | BSHD},
     {2, 2, 2, 6, 0, 8, 8, 1, 0, 0, CAUSAL | BSHD},
