@@ -95,7 +95,7 @@ const void *test_look(const dt_array *a)
     void *copy;
     const void *data = dt_array_look(a, &copy);
     if (!copy)
-        return data ? data : &nothing;
+        return data || dt_array_count(a) > 0 ? data : &nothing;
     pthread_mutex_lock(&copies_lock);
     if (dt_grow((void **)&copies, &copies_capacity, ncopies + 1, sizeof *copies) == DT_OK)
         copies[ncopies++] = copy;

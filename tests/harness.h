@@ -40,7 +40,7 @@ dt_device test_device(dt_world *world);
 bool test_bits(void);
 
 /* An array's elements, to be read: on the cpu its own, on cuda a copy that lives until test_main
- * returns. Not NULL, where there are none either. */
+ * returns. Not NULL where there are none; NULL on meta. */
 const void *test_look(const dt_array *a);
 
 /* Outside of ranks: assert that a call returns DT_OK, with the trace. */
