@@ -121,7 +121,9 @@ template <class S, int N> __global__ void __launch_bounds__(ROW_THREADS) loss_ro
         mine.add(x);
     }
     const R most = group_max(mine.most);
-    const double sum = group_sum(mine.sum * exponential<S>(mine.most - most));
+    /* where all is -inf the sum is 0, as on the cpu: other ranks may have more of the row */
+    const double shift = most == -INFINITY ? 1 : (double)exponential<S>(mine.most - most);
+    const double sum = group_sum(mine.sum * shift);
     if (threadIdx.x > 0)
         return;
     const int64_t column = a.hit_column(r);

@@ -258,6 +258,49 @@ START_TEST(tokens_in_chunks)
 }
 END_TEST
 
+/* ---- logits of -inf ---- */
+
+/* Two rows of six logits 0; the first half of one, the second half of the other is -inf: all that
+ * one of two ranks has. The loss is ln 3; gradients are 1/6, at the target 1/6 - 1/2. */
+static dt_status masked_body(dt_world *world, void *arg)
+{
+    const float none = -INFINITY, z[12] = {none, none, none, 0, 0, 0, 0, 0, 0, none, none, none};
+    const float sixth = 1.0F / 6, hit = sixth - 0.5F;
+    const float want[12] = {0, 0, 0, sixth, hit, sixth, sixth, sixth, hit, 0, 0, 0};
+    static const int32_t target[2] = {4, 2};
+    const dt_mesh_options axes = {.axes = {{"tp", dt_world_size(world)}}};
+    float dz[12];
+    double loss;
+    dt_mesh *mesh;
+    dt_tape *tape;
+    dt_tensor *logits, *targets;
+    (void)arg;
+    DT_TRY(dt_mesh_create(world, (dt_device){DT_CPU, 0}, &axes, &mesh));
+    DT_TRY(dt_tape_create(mesh, NULL, &tape));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(2, 6), "S(1)@tp", DT_F32, z, &logits));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(2), "", DT_I32, target, &targets));
+    dt_tensor *y = dt_cross_entropy(tape, logits, targets, &(dt_cross_entropy_options){.valid = 2});
+    DT_TRY(dt_tape_status(tape));
+    DT_TRY(dt_backward(tape, y));
+    DT_TRY(dt_tensor_item_sync(y, &loss));
+    TEST_THAT(fabs(loss - log(3)) <= 1e-6, "loss %.9g", loss);
+    DT_TRY(read_grad(logits, dz));
+    for (int i = 0; i < 12; i++)
+        TEST_THAT(fabsf(dz[i] - want[i]) <= 1e-6F, "gradient %d is %.9g", i, (double)dz[i]);
+    dt_tensor_destroy(&logits);
+    dt_tensor_destroy(&targets);
+    dt_tape_destroy(&tape);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(a_rank_with_nothing_but_masked_logits)
+{
+    for (int ranks = 1; ranks <= 3; ranks++)
+        test_ranks(ranks, masked_body, NULL);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("losses in parts");
@@ -266,6 +309,7 @@ int main(void)
     tcase_add_test(tc, microbatches_with_other_numbers_of_targets);
     tcase_add_test(tc, batches_joined);
     tcase_add_test(tc, tokens_in_chunks);
+    tcase_add_test(tc, a_rank_with_nothing_but_masked_logits);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }
