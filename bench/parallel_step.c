@@ -4,10 +4,10 @@
  *     build/bench/parallel_step llama-110m [f32|bf16] [WAY...] [samples=8] [split=7,3]
  *                                [rounds=2] [steps=2]
  *
- * WAY: fsdp, replicated, tp, sp (sequence parallelism), pp; none named: all of them. Each line: the
- * best step, and the one rank's best divided by it. A pipeline of 2 stages and m microbatches is
- * idle for one of m + 1 turns: its line has the share of that bound too. split: its layers; equal
- * numbers if not said, which leaves the stage with the head the most to do. */
+ * WAY: fsdp, replicated (f32), tp, sp (sequence parallelism), pp; none named: all of them. Each
+ * line: the best step, and the one rank's best divided by it. A pipeline of 2 stages and m
+ * microbatches is idle for one of m + 1 turns: its line has the share of that bound too. split:
+ * its layers; equal numbers if not said, which leaves the stage with the head the most to do. */
 #include "array/dt_kernels.h"
 #include "bench/limits.h"
 #include "bench/trainer.h"
@@ -61,6 +61,8 @@ static dt_status run(bench *b)
     DT_TRY(limits_check_cores(2));
     for (int w = 0; w < TRAINER_NWAYS; w++)
         best_s[w] = 1e30;
+    if (b->t.dtype != DT_F32)
+        b->picked[TRAINER_REPLICATED] = false;
     for (int round = 0; round < b->rounds; round++) {
         DT_TRY(measure(b, 1, TRAINER_FSDP, &alone_s));
         for (int w = 0; w < TRAINER_NWAYS; w++)
