@@ -33,48 +33,10 @@ static void sigmoids_f64(int64_t n, double *a)
         a[i] = dt_sigmoid_f64(a[i]);
 }
 
-#define REAL     float
-#define SIGMOIDS sigmoids_f32
-#define EXP      dt_exp_f32
-#define ERF      erff
-#define ELEM     float
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#define NAME(f)  f##_f32
-#include "array/kernel_activation.inc"
-#undef ELEM
-#undef LOAD
-#undef STORE
-#undef NAME
-#define ELEM    uint16_t /* computed on in f32, rounded once */
-#define LOAD    dt_bf16_to_f32
-#define STORE   dt_f32_to_bf16
-#define NAME(f) f##_bf16
-#include "array/kernel_activation.inc"
-#undef LOAD
-#undef STORE
-#undef NAME
-#define LOAD    dt_f16_to_f32
-#define STORE   dt_f32_to_f16
-#define NAME(f) f##_f16
-#include "array/kernel_activation.inc"
-#undef REAL
-#undef SIGMOIDS
-#undef EXP
-#undef ERF
-#undef ELEM
-#undef LOAD
-#undef STORE
-#undef NAME
-#define REAL     double
-#define SIGMOIDS sigmoids_f64
-#define EXP      exp
-#define ERF      erf
-#define ELEM     double
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#define NAME(f)  f##_f64
-#include "array/kernel_activation.inc"
+#define erf_f32 erff
+#define erf_f64 erf
+#define KERNELS "array/kernel_activation.inc"
+#include "array/each_float.inc"
 
 static void run(dt_dtype dtype, int64_t n, act_job *job)
 {

@@ -13,39 +13,8 @@ typedef struct row_job {
     void *out;
 } row_job;
 
-#define REAL     float
-#define ELEM     float
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#define NAME(f)  f##_f32
-#include "array/kernel_elementwise.inc"
-#undef ELEM
-#undef LOAD
-#undef STORE
-#undef NAME
-#define ELEM    uint16_t /* computed on in f32, rounded once */
-#define LOAD    dt_bf16_to_f32
-#define STORE   dt_f32_to_bf16
-#define NAME(f) f##_bf16
-#include "array/kernel_elementwise.inc"
-#undef LOAD
-#undef STORE
-#undef NAME
-#define LOAD    dt_f16_to_f32
-#define STORE   dt_f32_to_f16
-#define NAME(f) f##_f16
-#include "array/kernel_elementwise.inc"
-#undef REAL
-#undef ELEM
-#undef LOAD
-#undef STORE
-#undef NAME
-#define REAL     double
-#define ELEM     double
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#define NAME(f)  f##_f64
-#include "array/kernel_elementwise.inc"
+#define KERNELS "array/kernel_elementwise.inc"
+#include "array/each_float.inc"
 
 static void run(dt_dtype dtype, int64_t outer, row_job *job)
 {

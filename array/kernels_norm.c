@@ -31,39 +31,8 @@ static inline __attribute__((always_inline)) double total(double lane[LANES],
     return dt_lanes_sum_f64(lane);
 }
 
-#define REAL     float
-#define ELEM     float
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#define NAME(f)  f##_f32
-#include "array/kernel_norm.inc"
-#undef ELEM
-#undef LOAD
-#undef STORE
-#undef NAME
-#define ELEM    uint16_t /* computed on in f32, rounded once */
-#define LOAD    dt_bf16_to_f32
-#define STORE   dt_f32_to_bf16
-#define NAME(f) f##_bf16
-#include "array/kernel_norm.inc"
-#undef LOAD
-#undef STORE
-#undef NAME
-#define LOAD    dt_f16_to_f32
-#define STORE   dt_f32_to_f16
-#define NAME(f) f##_f16
-#include "array/kernel_norm.inc"
-#undef REAL
-#undef ELEM
-#undef LOAD
-#undef STORE
-#undef NAME
-#define REAL     double
-#define ELEM     double
-#define LOAD(x)  (x)
-#define STORE(x) (x)
-#define NAME(f)  f##_f64
-#include "array/kernel_norm.inc"
+#define KERNELS "array/kernel_norm.inc"
+#include "array/each_float.inc"
 
 static const struct {
     dt_range_body *rows, *back_blocks, *back_columns;
