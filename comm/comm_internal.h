@@ -72,7 +72,7 @@ typedef struct dti_flight {
     atomic_bool open;          /* chunks may be claimed */
     atomic_uint claimed, done; /* chunks */
     atomic_int landed;         /* 1 + status: what either call ends with */
-    atomic_uintptr_t *box;     /* where it waits */
+    struct dti_place *place;   /* where it waits */
     unsigned looks;
 } dti_flight;
 

@@ -57,10 +57,17 @@ typedef struct dti_slip {
     _Alignas(64) char staged[DTI_STAGE_BYTES];
 } dti_slip;
 
+/* Where the two calls of a message meet. One cache line: all that a small message needs to know. */
+typedef struct dti_place {
+    _Alignas(64) atomic_uintptr_t first; /* the call that came first, and marks; 0: none waits */
+    dti_piece piece[2]; /* of the receiver and the sender, as each addresses it; size SIZE_MAX: look
+                           at its call */
+} dti_place;
+
 /* Between the owner of a desk and one other member. */
 typedef struct dti_pair {
-    unsigned sent, received;       /* messages that the owner has begun */
-    atomic_uintptr_t box[DTI_BOX]; /* messages to the owner: the call that came first */
+    unsigned sent, received; /* messages that the owner has begun */
+    dti_place box[DTI_BOX];  /* messages to the owner */
 } dti_pair;
 
 typedef struct dti_desk {

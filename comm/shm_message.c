@@ -1,21 +1,29 @@
 /* comm/shm_message.c - point to point between ranks that see each other's memory.
  *
  * Message number m of a pair has a place in the receiver's box. Of the two calls, the one that
- * comes first leaves its address there; the second takes it away, checks the sizes and copies, in
- * chunks that both claim from the account of the first: whoever waits meanwhile helps.
+ * comes first leaves its address there; the second claims it, checks the sizes, and copies.
  *
- *   account: claimed 0, 1, 2, ... ; done = chunks copied + 1 when the second has left
+ *   place   0 -> first's address -> the same, CLAIMED -> 0
  *
- * A message of one chunk the second copies alone.
+ * A small message the second copies alone, knowing from the place what it needs, before it clears
+ * the place: so the first sees that it is done. Of a larger one, the second opens the first's
+ * account and clears the place, and both copy chunks that they claim from the account:
+ *
+ *   account   claimed 0, 1, 2, ... ; done = chunks copied + 1 when the second has left
  *
  * Both calls land when all is done, and only then may their owners free them: so a rank reads the
- * other's work only while it holds a claimed chunk (or, as the second, before it leaves).
+ * other's work only while it has claimed the place or a chunk (or, as the second, before it
+ * leaves).
  * Read before: shm_internal.h. */
 #include "comm/shm_internal.h"
 
 #include <sched.h>
+#include <string.h>
 
 enum { CHUNK_BYTES = 128 << 10, LOOKS = 64 };
+
+/* Marks on a call's address at its place; works are aligned. */
+enum { SENDER = 1, CLAIMED = 2 };
 
 static bool is_send(const dt_work *w)
 {
@@ -108,8 +116,8 @@ static dt_status check_sizes(dt_work *w, const dt_work *other)
     return DT_OK;
 }
 
-/* The place of the pair's next message. */
-static atomic_uintptr_t *box_of(const dt_work *w)
+/* Of the pair's next message. */
+static dti_place *place_of(const dt_work *w)
 {
     const dti_room *room = w->comm->room;
     const int me = w->comm->rank;
@@ -119,20 +127,29 @@ static atomic_uintptr_t *box_of(const dt_work *w)
     return &room->desk[w->peer]->pair[me].box[mine->sent++ % DTI_BOX];
 }
 
-/* Leave this call in the box, or find the counterpart's there. Works are aligned: the lowest bit
- * says which side waits, for the box may still hold this side's message of DTI_BOX ago. */
-static dt_status leave_or_find(dt_work *w, atomic_uintptr_t *box, const void **first_out)
+static uintptr_t mark_of(const dt_work *w)
 {
-    const uintptr_t side = is_send(w) ? 1 : 0;
+    return (uintptr_t)w | (is_send(w) ? SENDER : 0);
+}
+
+/* Leave this call at the place, or claim the counterpart that waits there. The place may still hold
+ * this side's message of DTI_BOX ago. */
+static dt_status leave_or_claim(dt_work *w, dti_place *place, const void **first_out)
+{
+    const uintptr_t side = is_send(w) ? SENDER : 0;
     double since = 0;
-    w->flight = (dti_flight){.box = box};
     for (;;) {
-        uintptr_t found = 0;
-        if (atomic_compare_exchange_strong(box, &found, (uintptr_t)w | side))
-            return DT_OK;
-        if ((found & 1) != side) {
-            w->flight.box = NULL;
-            *first_out = (const void *)(found - (1 - side));
+        uintptr_t found = atomic_load(&place->first);
+        if (found == 0) {
+            place->piece[side] = w->first.n == 1 ? *row_of(w) : (dti_piece){.bytes = SIZE_MAX};
+            w->flight.place = place;
+            if (atomic_compare_exchange_strong(&place->first, &found, mark_of(w)))
+                return DT_OK;
+            w->flight.place = NULL;
+        }
+        if (found != 0 && (found & SENDER) != side &&
+            atomic_compare_exchange_strong(&place->first, &found, found | CLAIMED)) {
+            *first_out = (const void *)(found & ~(uintptr_t)SENDER);
             return DT_OK;
         }
         if (dti_broken(w->comm->world))
@@ -145,40 +162,62 @@ static dt_status leave_or_find(dt_work *w, atomic_uintptr_t *box, const void **f
     }
 }
 
+/* Whether it was small. Both sizes are equal then. */
+static bool copy_small(const dt_work *w, const dti_place *place)
+{
+    const dti_piece theirs = place->piece[is_send(w) ? 0 : SENDER], *mine = row_of(w);
+    if (w->first.n != 1 || mine->bytes > CHUNK_BYTES || mine->bytes != theirs.bytes)
+        return false;
+    char *there = dti_there(w->comm->room->peer[w->peer], theirs.data);
+    if (mine->bytes > 0)
+        memcpy(is_send(w) ? there : mine->data, is_send(w) ? mine->data : there, mine->bytes);
+    return true;
+}
+
 dt_status dti_shm_start(dt_work *w)
 {
-    const dti_room *room = w->comm->room;
     if (dti_broken(w->comm->world))
         return dti_work_fail_peer(w);
-    atomic_uintptr_t *box = box_of(w);
+    dti_place *place = place_of(w);
     const void *first = NULL;
-    dt_status st = leave_or_find(w, box, &first);
+    w->flight = (dti_flight){0};
+    dt_status st = leave_or_claim(w, place, &first);
     if (st != DT_OK || !first)
         return st;
-    atomic_store(box, 0);
-    dt_work *other = dti_there(room->peer[w->peer], first);
-    st = check_sizes(w, other);
-    if (st != DT_OK) {
-        land(other, st);
-        return st;
-    }
-    const unsigned chunks = count_chunks(w);
-    if (chunks <= 1) {
-        if (chunks == 1)
-            copy_chunk(w, other, 0, false);
-        land(other, DT_OK);
+    if (copy_small(w, place)) {
+        atomic_store(&place->first, 0);
         land(w, DT_OK);
         return DT_OK;
     }
-    other->flight.partner = w;
-    atomic_store(&other->flight.open, true);
-    copy_unclaimed(w, first, &other->flight, true);
-    return DT_OK;
+    dt_work *other = dti_there(w->comm->room->peer[w->peer], first);
+    st = check_sizes(w, other);
+    if (st == DT_OK) {
+        other->flight.partner = w;
+        atomic_store(&other->flight.open, true);
+    } else {
+        land(other, st);
+    }
+    atomic_store(&place->first, 0);
+    if (st == DT_OK)
+        copy_unclaimed(w, first, &other->flight, true);
+    return st;
+}
+
+/* The second has taken it away: all is done but for what the account or a failure says. */
+static void look_at_place(dt_work *w)
+{
+    dti_flight *f = &w->flight;
+    if (!f->place || (atomic_load(&f->place->first) & ~(uintptr_t)CLAIMED) == mark_of(w))
+        return;
+    f->place = NULL;
+    if (!atomic_load(&f->open) && atomic_load(&f->landed) == 0)
+        land(w, DT_OK);
 }
 
 dt_status dti_shm_test(dt_work *w, bool *done_out)
 {
     const dti_room *room = w->comm->room;
+    look_at_place(w);
     if (atomic_load(&w->flight.landed) == 0 && atomic_load(&w->flight.open))
         copy_unclaimed(w, w->flight.partner, &w->flight, false);
     const bool look = w->flight.looks++ % LOOKS == LOOKS - 1;
@@ -194,8 +233,8 @@ dt_status dti_shm_test(dt_work *w, bool *done_out)
 bool dti_shm_cancel(dt_work *w)
 {
     const dti_room *room = w->comm->room;
-    uintptr_t mine = (uintptr_t)w | is_send(w);
-    if (w->flight.box && atomic_compare_exchange_strong(w->flight.box, &mine, 0))
+    uintptr_t mine = mark_of(w);
+    if (w->flight.place && atomic_compare_exchange_strong(&w->flight.place->first, &mine, 0))
         return false;
     bool done = false;
     while (atomic_load(&w->flight.landed) == 0) { /* the other is copying just now */

@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static dt_status wrong_arguments(dt_world *world, void *arg)
 {
@@ -89,6 +90,45 @@ static dt_status nobody_receives(dt_world *world, void *arg)
 START_TEST(time_out_of_a_message_names_the_peer)
 {
     test_ranks_with(2, &(dt_world_options){.timeout_s = 0.1}, nobody_receives, NULL);
+}
+END_TEST
+
+enum { LATE_COUNT = 4096 };
+
+/* Rank 1 comes about when rank 0 gives up: then both have the message, or neither. */
+static dt_status late(dt_world *world, void *arg)
+{
+    int *ended = arg;
+    const int me = dt_world_rank(world);
+    dt_array x; /* never on a device: NCCL aborts all that flies */
+    dt_heap *heap;
+    DT_TRY(dt_world_heap(world, (dt_device){.kind = DT_CPU}, &heap));
+    DT_TRY(dt_array_create(heap, DT_F32, DT_SHAPE(LATE_COUNT), DT_TAG_ACTIVATION, &x));
+    dt_array_fill(&x, me == 0 ? 7 : 0);
+    const dt_array *const from = &x;
+    dt_array *const to = &x;
+    dt_work *work = NULL;
+    const struct timespec pause = {.tv_nsec = 19 * 1000000 + 75000L * ended[2]};
+    if (me == 1)
+        (void)nanosleep(&pause, NULL);
+    const dt_status issued = me == 0 ? dt_send(dt_world_comm(world), 1, 1, &from, "late", &work)
+                                     : dt_recv(dt_world_comm(world), 0, 1, &to, "late", &work);
+    const dt_status st = issued == DT_OK ? dt_work_wait(&work) : issued;
+    const float *got = dt_array_data(&x);
+    for (int i = 0; st == DT_OK && i < LATE_COUNT; i++)
+        TEST_THAT(got[i] == 7, "element %d is %g", i, (double)got[i]);
+    ended[me] = st == DT_OK;
+    dt_array_release(&x);
+    return DT_OK;
+}
+
+START_TEST(a_message_withdrawn_too_late_is_received)
+{
+    for (int i = 0; i < 40; i++) {
+        int ended[3] = {-1, -1, i};
+        test_ranks_with(2, &(dt_world_options){.timeout_s = 0.02}, late, ended);
+        ck_assert_msg(ended[0] == ended[1], "try %d: sent %d, received %d", i, ended[0], ended[1]);
+    }
 }
 END_TEST
 
@@ -290,6 +330,7 @@ static Suite *make_suite(void)
     tcase_add_test(tc, wrong_arguments_are_errors_at_the_call);
     tcase_add_loop_test(tc, time_out_names_absent_ranks, 0, 2);
     tcase_add_test(tc, time_out_of_a_message_names_the_peer);
+    tcase_add_test(tc, a_message_withdrawn_too_late_is_received);
     tcase_add_test(tc, a_failing_rank_frees_the_others);
     tcase_add_test(tc, the_lowest_failing_rank_is_reported);
     tcase_add_test(tc, agreement_gives_all_the_lowest_failure);
