@@ -112,12 +112,25 @@ static void free_copies(void)
     copies_capacity = 0;
 }
 
+static int number_of(const char *variable, int least)
+{
+    const char *text = getenv(variable);
+    return text && atoi(text) > least ? atoi(text) : least;
+}
+
+void test_some(TCase *tc, const TTest *test, int n)
+{
+    const int every = number_of("DT_EVERY", 1);
+    for (int i = number_of("DT_FIRST", 0) % (every < n ? every : n); i < n; i += every)
+        tcase_add_loop_test(tc, test, i, i + 1);
+}
+
 void test_loop(TCase *tc, const TTest *test, int n)
 {
-    const char *text = getenv("DT_EVERY");
-    const int every = text && test_device_kind() == DT_CUDA && atoi(text) > 1 ? atoi(text) : 1;
-    for (int i = 0; i < n; i += every)
-        tcase_add_loop_test(tc, test, i, i + 1);
+    if (test_device_kind() == DT_CUDA)
+        test_some(tc, test, n);
+    else
+        tcase_add_loop_test(tc, test, 0, n);
 }
 
 int test_main(Suite *suite)

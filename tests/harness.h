@@ -46,7 +46,10 @@ const void *test_look(const dt_array *a);
 /* Outside of ranks: assert that a call returns DT_OK, with the trace. */
 #define ck_ok(call) ck_assert_msg((call) == DT_OK, "%s\n%s", #call, dt_error_trace())
 
-/* tcase_add_loop_test for 0 to n - 1; on cuda, which may be simulated, every DT_EVERY-th of it. */
+/* tcase_add_loop_test for 0 to n - 1, n >= 1: every DT_EVERY-th from DT_FIRST on (all from 0 on
+ * where the environment does not say), for builds that run ten times slower. */
+void test_some(TCase *tc, const TTest *test, int n);
+/* The same on cuda, which may be simulated; else all. */
 void test_loop(TCase *tc, const TTest *test, int n);
 
 /* Run one suite (CK_NOFORK); prints Check's line and returns for main(). `tests` ends with NULL

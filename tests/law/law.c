@@ -273,14 +273,6 @@ dt_status law_train(const law_case *c, law_run *run_out)
     return st;
 }
 
-void law_add(TCase *tc, const TTest *test, int n)
-{
-    const char *text = getenv("DT_EVERY");
-    const int every = text && atoi(text) > 1 ? atoi(text) : 1;
-    for (int i = 0; i < n; i += every)
-        tcase_add_loop_test(tc, test, i, i + 1);
-}
-
 void law_free(law_run *run)
 {
     for (int i = 0; i < LAW_MAX_PARAMS; i++) {

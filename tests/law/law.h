@@ -62,10 +62,6 @@ void law_free(law_run *run);
  * with it; kept. */
 const law_run *law_one_rank(const law_case *c);
 
-/* Add a loop test of n cases; with DT_EVERY=k in the environment only every k-th of them (for
- * builds that run ten times slower). */
-void law_add(TCase *tc, const TTest *test, int n);
-
 /* Where the golden folders are: environment DT_GOLDEN, or tests/golden. */
 const char *law_path(const char *golden, const char *file, char buf[1024]);
 

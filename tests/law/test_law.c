@@ -102,10 +102,10 @@ int main(void)
     Suite *suite = suite_create("law of data parallelism");
     TCase *tc = tcase_create("dp");
     tcase_set_timeout(tc, 300);
-    law_add(tc, n_ranks_are_one, DT_COUNT(cases) * DT_COUNT(ranks));
-    law_add(tc, dropout_is_the_same_on_any_mesh, 18);
-    law_add(tc, two_runs_are_equal_bit_for_bit, DT_COUNT(cases));
-    law_add(tc, a_skipped_reduction_is_noticed, DT_COUNT(cases));
+    test_some(tc, n_ranks_are_one, DT_COUNT(cases) * DT_COUNT(ranks));
+    test_some(tc, dropout_is_the_same_on_any_mesh, 18);
+    test_some(tc, two_runs_are_equal_bit_for_bit, DT_COUNT(cases));
+    test_some(tc, a_skipped_reduction_is_noticed, DT_COUNT(cases));
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

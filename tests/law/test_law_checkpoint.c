@@ -282,8 +282,8 @@ int main(void)
     Suite *suite = suite_create("checkpoints on meshes");
     TCase *tc = tcase_create("checkpoint");
     tcase_set_timeout(tc, 600);
-    law_add(tc, any_mesh_to_any_mesh, NLAYOUTS);
-    law_add(tc, any_mesh_of_other_models, full() ? 2 * NLAYOUTS : NLAYOUTS);
+    test_some(tc, any_mesh_to_any_mesh, NLAYOUTS);
+    test_some(tc, any_mesh_of_other_models, full() ? 2 * NLAYOUTS : NLAYOUTS);
     tcase_add_loop_test(tc, training_goes_on_over_a_save, full() ? 0 : NLAYOUTS - 1, NLAYOUTS);
     suite_add_tcase(suite, tc);
     return test_main(suite);

@@ -216,13 +216,13 @@ int main(void)
     Suite *suite = suite_create("law of fully_shard");
     TCase *tc = tcase_create("fsdp");
     tcase_set_timeout(tc, 300);
-    law_add(tc, sharded_ranks_are_one, DT_COUNT(cases) * DT_COUNT(layouts));
-    law_add(tc, sharding_is_replicating_bit_for_bit, DT_COUNT(cases));
-    law_add(tc, recomputing_changes_no_bit, DT_COUNT(cases));
-    law_add(tc, offloading_changes_no_bit, 18);
-    law_add(tc, offloading_composes, DT_COUNT(offloaded));
-    law_add(tc, sixteen_bits_learn_alike, 12);
-    law_add(tc, a_skipped_reduction_is_noticed, DT_COUNT(cases));
+    test_some(tc, sharded_ranks_are_one, DT_COUNT(cases) * DT_COUNT(layouts));
+    test_some(tc, sharding_is_replicating_bit_for_bit, DT_COUNT(cases));
+    test_some(tc, recomputing_changes_no_bit, DT_COUNT(cases));
+    test_some(tc, offloading_changes_no_bit, 18);
+    test_some(tc, offloading_composes, DT_COUNT(offloaded));
+    test_some(tc, sixteen_bits_learn_alike, 12);
+    test_some(tc, a_skipped_reduction_is_noticed, DT_COUNT(cases));
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

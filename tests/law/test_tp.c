@@ -118,8 +118,8 @@ int main(void)
     Suite *suite = suite_create("law of tensor parallelism");
     TCase *tc = tcase_create("tp");
     tcase_set_timeout(tc, 300);
-    law_add(tc, tp_ranks_are_one, 4 * DT_COUNT(mesh));
-    law_add(tc, a_fault_is_noticed, DT_COUNT(fault));
+    test_some(tc, tp_ranks_are_one, 4 * DT_COUNT(mesh));
+    test_some(tc, a_fault_is_noticed, DT_COUNT(fault));
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }
