@@ -1,7 +1,7 @@
 /* bench/parallel_step.c - a training step of a model on two ranks with one thread each, against one
  * rank with two threads; rounds of both are interleaved, each in a world of its own.
  *
- *     build/bench/parallel_step llama-110m [f32|bf16] [WAY...] [samples=8] [split=7,3]
+ *     build/bench/parallel_step llama-110m [f32|bf16] [WAY...] [samples=8] [split=cost]
  *                                [rounds=2] [steps=2]
  *
  * WAY: fsdp, replicated (f32), tp, sp (sequence parallelism), pp; none named: all of them. Each

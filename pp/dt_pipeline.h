@@ -20,8 +20,9 @@ enum { DT_PP_MAX_SKIPS = 4, DT_PP_FIRST_SKIP = 4 };
 typedef struct dt_pipeline_options {
     dt_chain chain;       /* what the model is made of (dt_model_chain); static text */
     /* Which layers the stages have. "equal", or NULL: equally many, the first ones with one more.
-     * "cost": parameters of a stage as equal as can be, embedding and head counted, each stage with
-     * a layer; of equal cuts the one whose first stages have more. "3,2,2": so many each. Names:
+     * "cost": work of a stage as equal as can be, in parameters of its layers, norm and head (a
+     * token's lookup in an embedding is no work), each stage with a layer; of equal cuts the one
+     * whose first stages have more. "3,2,2": so many each. Names:
      * "model.embed_tokens,model.layers.0-2; model.layers.3,model.norm,lm_head", stages between
      * semicolons, everything once and in order; first and last may then have no layer. */
     const char *split;

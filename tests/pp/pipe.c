@@ -13,7 +13,7 @@ const char *const pipe_schedules[PIPE_NSCHEDULES] = {
 
 static dt_status make_model(const pipe_plan *c, dt_module **out)
 {
-    const dt_llama_config config = {.vocab_size = PIPE_VOCAB,
+    const dt_llama_config config = {.vocab_size = c->vocab ? c->vocab : PIPE_VOCAB,
                                     .hidden_size = PIPE_HIDDEN,
                                     .intermediate_size = 6,
                                     .num_hidden_layers = c->layers,
@@ -213,7 +213,8 @@ dt_status pipe_same_gradients(dt_module *stages, dt_module *whole)
 
 dt_status pipe_check(pipe *p, double loss)
 {
-    pipe_plan alone = {.layers = p->plan->layers, .tied = p->plan->tied, .whole = true};
+    pipe_plan alone = {
+        .layers = p->plan->layers, .tied = p->plan->tied, .vocab = p->plan->vocab, .whole = true};
     dt_world *world = NULL;
     double want = 0;
     pipe one;

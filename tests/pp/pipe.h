@@ -20,6 +20,7 @@ typedef struct pipe_plan {
     bool tied;
     const char *split; /* dt_pipeline_options.split */
     int64_t hidden;    /* that the boundary is said to have; 0: PIPE_HIDDEN */
+    int64_t vocab;     /* 0: PIPE_VOCAB */
     int v;             /* stages of a rank; 0: by schedule */
     int dp, tp;        /* 0: 1 */
     bool sp, whole;    /* whole: the model is not cut; ranks 1 */
