@@ -83,6 +83,7 @@ static dt_status cut(trainer *t)
                                       t->s->llama ? "LlamaForCausalLM" : "GPT2LMHeadModel"};
     const dt_pipeline_options options = {.chain = dt_model_chain(&facts),
                                          .split = t->split,
+                                         .dtype = t->dtype,
                                          .hidden = t->s->hidden,
                                          .boundary = ""};
     dt_pp_schedule *schedule = NULL;
@@ -104,7 +105,9 @@ static dt_status shard(trainer *t)
 {
     const dt_fsdp_options policy = {
         .reshard = dt_world_size(t->world) == 1 ? DT_RESHARD_NEVER : DT_RESHARD_DEFAULT,
-        .param_dtype = t->dtype};
+        .param_dtype = t->dtype,
+        .output_dtype =
+            t->pipeline && !dt_pipeline_stage_is_last(t->pipeline, 0) ? t->dtype : DT_F32};
     for (int i = 0; i < dt_model_nlayers(t->model); i++)
         DT_TRY(dt_fully_shard(dt_model_layer(t->model, i), t->stage_mesh, "dp_shard", &policy));
     return dt_fully_shard(t->model, t->stage_mesh, "dp_shard", &policy);

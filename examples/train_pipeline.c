@@ -53,7 +53,7 @@ dt_status train_pipeline_cut(train_session *s, const char *tp)
     const dt_pipeline_options options = {.chain = dt_model_chain(&s->facts),
                                          .split = c->pp_split,
                                          .hidden = s->facts.hidden,
-                                         .dtype = c->f64 ? DT_F64 : DT_F32,
+                                         .dtype = c->f64 ? DT_F64 : c->param_dtype,
                                          .boundary = s->boundary,
                                          .max_unsharded =
                                              c->reshard_after_forward || c->reshard_size ? 0 : 2};

@@ -83,9 +83,11 @@ static dt_status parallelize(train_session *s, dt_device device)
 /* Every layer a group, and the rest: embedding, last norm, head. On axes of size 1 these only
  * cast. In a pipeline, what is not freed by layers is gathered and freed by the schedule, and
  * gradients are reduced once a stage. */
-static dt_status shard(train_session *s, dt_module *m)
+static dt_status shard(train_session *s, int i)
 {
     const train_config *c = s->config;
+    dt_module *m = part(s, i);
+    const bool goes_on = s->pipe && !dt_pipeline_stage_is_last(s->pipe, i);
     const dt_fsdp_options policy = {.replicate_axes = "dp_replicate",
                                     .reshard = c->reshard_size            ? DT_RESHARD_GROUP
                                                : c->reshard_after_forward ? DT_RESHARD_DEFAULT
@@ -94,10 +96,11 @@ static dt_status shard(train_session *s, dt_module *m)
                                     .reshard_size = c->reshard_size,
                                     .reduce = s->pipe ? DT_REDUCE_STEP : DT_REDUCE_SHARDS_EACH,
                                     .param_dtype = c->param_dtype,
+                                    .output_dtype = goes_on ? c->param_dtype : DT_F32,
                                     .reduce_dtype = c->reduce_dtype,
                                     .store = c->offload_params ? s->store : NULL};
-    for (int i = 0; i < dt_model_nlayers(m); i++)
-        DT_TRY(dt_fully_shard(dt_model_layer(m, i), s->mesh, "dp_shard", &policy));
+    for (int k = 0; k < dt_model_nlayers(m); k++)
+        DT_TRY(dt_fully_shard(dt_model_layer(m, k), s->mesh, "dp_shard", &policy));
     return dt_fully_shard(m, s->mesh, "dp_shard", &policy);
 }
 
@@ -114,7 +117,7 @@ dt_status train_session_lay_out(train_session *s, dt_device device)
     for (int i = 0; i < nparts(s); i++) {
         for (int k = 0; k < dt_model_nlayers(part(s, i)); k++)
             dt_recompute(dt_model_layer(part(s, i), k), c->recompute);
-        DT_TRY(shard(s, part(s, i)));
+        DT_TRY(shard(s, i));
     }
     return DT_OK;
 }

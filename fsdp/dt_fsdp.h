@@ -43,9 +43,10 @@ typedef struct dt_fsdp_options {
     dt_dtype param_dtype;
     /* In which gradients are summed: f32 (0; f64 where parameters are) or bf16. */
     dt_dtype reduce_dtype;
-    /* false: where param_dtype is not f32, float inputs of the group are cast to it and outputs of
-     * the root back */
+    /* false: where param_dtype is not f32, float inputs of the group are cast to it, and outputs of
+     * the root to output_dtype: f32 (0), or, of a pipeline's stage that is not the last, 16 bits */
     bool keep_input_dtype;
+    dt_dtype output_dtype;
     int prefetch; /* groups gathered ahead: 0: 1, -1: none */
     /* Dim of p->shape that is sharded; negative: not sharded (stays as it is). NULL: dim 0. */
     int (*shard_dim)(const dt_param *p, void *arg);

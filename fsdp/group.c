@@ -226,9 +226,11 @@ static dt_status check_options(dti_group *g, int naxes)
     dt_fsdp_options *o = &g->options;
     DT_REQUIRE(!(g->shard_axes & g->replicate_axes), DT_ERR_ARG,
                "an axis both shards and replicates");
-    DT_REQUIRE(dt_dtype_is_float(o->param_dtype) && dt_dtype_is_float(o->reduce_dtype), DT_ERR_ARG,
-               "param_dtype %s and reduce_dtype %s must be float types",
-               dt_dtype_name(o->param_dtype), dt_dtype_name(o->reduce_dtype));
+    DT_REQUIRE(dt_dtype_is_float(o->param_dtype) && dt_dtype_is_float(o->reduce_dtype) &&
+                   dt_dtype_is_float(o->output_dtype),
+               DT_ERR_ARG, "param_dtype %s, reduce_dtype %s, output_dtype %s must be float types",
+               dt_dtype_name(o->param_dtype), dt_dtype_name(o->reduce_dtype),
+               dt_dtype_name(o->output_dtype));
     if (o->reshard != DT_RESHARD_GROUP)
         return DT_OK;
     const int ranks = ranks_of(g->mesh, g->shard_axes);

@@ -70,7 +70,8 @@ static dt_values cast_inputs(dt_module *m, dt_tape *t, const dt_values *in, void
 static dt_values cast_outputs(dt_module *m, dt_tape *t, const dt_values *out, void *arg)
 {
     (void)m;
-    return ((const dti_group *)arg)->is_root ? cast_floats(t, out, DT_F32) : *out;
+    const dti_group *g = arg;
+    return g->is_root ? cast_floats(t, out, g->options.output_dtype) : *out;
 }
 
 dt_status dti_fsdp_install_hooks(dti_group *g)

@@ -27,7 +27,7 @@ typedef struct dt_pipeline_options {
      * semicolons, everything once and in order; first and last may then have no layer. */
     const char *split;
     int64_t hidden;       /* tensors between stages are [samples, seq_len, hidden] */
-    dt_dtype dtype;       /* and of this type: f32, or f64 where parameters are */
+    dt_dtype dtype; /* and of this type: that of the stages' outputs (fully_shard's output_dtype) */
     const char *boundary; /* and placed so: "S(0)@dp_replicate>dp_shard"; copied */
     /* Skip connections: tensors [samples, seq_len, skip[i]] that go along from stage to stage,
      * placed alike, until 0. Stages take them as values DT_PP_FIRST_SKIP + i of their call (NULL at
@@ -61,6 +61,7 @@ dt_mesh *dt_pipeline_mesh(const dt_pipeline *p);
 int dt_pipeline_nstages(const dt_pipeline *p);
 dt_module *dt_pipeline_stage(dt_pipeline *p, int i);
 int dt_pipeline_stage_number(const dt_pipeline *p, int i);
+bool dt_pipeline_stage_is_last(const dt_pipeline *p, int i); /* of the model */
 dt_module *dt_pipeline_module(dt_pipeline *p);
 
 /* The loss of a microbatch, one element placed R or P, made on tape t from what the last stage

@@ -300,6 +300,11 @@ dt_module *dt_pipeline_stage(dt_pipeline *p, int i)
     return p->stage[i].root;
 }
 
+bool dt_pipeline_stage_is_last(const dt_pipeline *p, int i)
+{
+    return p->stage[i].index == p->lowered->nstages - 1;
+}
+
 int dt_pipeline_stage_number(const dt_pipeline *p, int i)
 {
     return p->stage[i].index;

@@ -36,6 +36,7 @@ static dt_status cut(pipe *p)
     const dt_pipeline_options options = {.chain = dt_model_chain(&facts),
                                          .split = c->split,
                                          .hidden = c->hidden ? c->hidden : PIPE_HIDDEN,
+                                         .dtype = c->half && !c->wide ? DT_BF16 : DT_F32,
                                          .boundary =
                                              c->sp ? "S(0)@dp_shard, S(1)@tp" : "S(0)@dp_shard",
                                          .max_unsharded = c->zero == 2 ? 2 : 0};
@@ -47,7 +48,7 @@ static dt_status cut(pipe *p)
     return DT_OK;
 }
 
-static dt_status compose(pipe *p, dt_module *m, dt_mesh *mesh)
+static dt_status compose(pipe *p, dt_module *m, dt_mesh *mesh, bool last)
 {
     const pipe_plan *c = p->plan;
     if (c->tp > 1) {
@@ -56,7 +57,10 @@ static dt_status compose(pipe *p, dt_module *m, dt_mesh *mesh)
         DT_TRY(dt_parallelize_module(m, mesh, "tp", &plan));
     }
     const dt_fsdp_options policy = {.reshard = c->zero == 2 ? DT_RESHARD_STEP : DT_RESHARD_DEFAULT,
-                                    .reduce = c->once ? DT_REDUCE_STEP : DT_REDUCE_SHARDS_EACH};
+                                    .reduce = c->once ? DT_REDUCE_STEP : DT_REDUCE_SHARDS_EACH,
+                                    .param_dtype = c->half ? DT_BF16 : DT_F32,
+                                    .output_dtype =
+                                        c->half && !c->wide && !last ? DT_BF16 : DT_F32};
     for (int i = 0; i < dt_model_nlayers(m); i++) {
         dt_recompute(dt_model_layer(m, i), c->recompute);
         if (c->zero)
@@ -90,7 +94,8 @@ dt_status pipe_open(const pipe_plan *plan, dt_world *world, pipe *p)
     if (!plan->whole)
         DT_TRY(cut(p));
     for (int i = 0; p->pipe && i < dt_pipeline_nstages(p->pipe); i++)
-        DT_TRY(compose(p, dt_pipeline_stage(p->pipe, i), mesh_of(p)));
+        DT_TRY(compose(p, dt_pipeline_stage(p->pipe, i), mesh_of(p),
+                       dt_pipeline_stage_is_last(p->pipe, i)));
     DT_TRY(dt_module_materialize(all_of(p), mesh_of(p), 1));
     for (int i = 0; p->pipe && i < dt_pipeline_nstages(p->pipe); i++)
         dt_model_set_loss(dt_pipeline_stage(p->pipe, i), PIPE_SAMPLES * PIPE_SEQ, 0);
@@ -213,8 +218,8 @@ dt_status pipe_same_gradients(dt_module *stages, dt_module *whole)
 
 dt_status pipe_check(pipe *p, double loss)
 {
-    pipe_plan alone = {
-        .layers = p->plan->layers, .tied = p->plan->tied, .vocab = p->plan->vocab, .whole = true};
+    const pipe_plan *c = p->plan;
+    pipe_plan alone = {.layers = c->layers, .tied = c->tied, .vocab = c->vocab, .whole = true};
     dt_world *world = NULL;
     double want = 0;
     pipe one;

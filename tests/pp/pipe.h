@@ -27,6 +27,7 @@ typedef struct pipe_plan {
     int zero;          /* 2: gathered by the schedule; 3: by the layers; 0: not sharded */
     bool once;         /* gradients are reduced once a step, not after every backward */
     dt_recompute_policy recompute;
+    bool half, wide; /* zero; parameters in use are bf16, between stages too unless `wide` */
     int64_t at_once; /* samples of a microbatch; 0: PIPE_SAMPLES / m */
 } pipe_plan;
 

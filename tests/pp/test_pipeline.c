@@ -211,6 +211,72 @@ START_TEST(tied_copies_have_equal_gradients)
 }
 END_TEST
 
+/* ---- 16 bits ---- */
+
+static dt_status same_bits(dt_module *a, dt_module *b)
+{
+    int n = 0;
+    dt_param *const *x = dt_module_params(a, &n), *const *y = dt_module_params(b, &n);
+    for (int i = 0; i < n; i++) {
+        const dt_array *gx = &dt_tensor_grad(x[i]->tensor)->array;
+        const dt_array *gy = &dt_tensor_grad(y[i]->tensor)->array;
+        float here[512], there[512];
+        const int64_t count = dt_array_count(gx);
+        TEST_THAT(gx->dtype == DT_F32 && count > 0 && count <= 512, "%s", x[i]->name);
+        DT_TRY(dt_array_read(gx, here, count));
+        DT_TRY(dt_array_read(gy, there, count));
+        TEST_THAT(memcmp(here, there, (size_t)count * sizeof *here) == 0, "%s", x[i]->name);
+    }
+    return DT_OK;
+}
+
+/* Bytes that all ranks send in a pass whose shapes are known. */
+static dt_status run_and_count(pipe *p, dt_world *world, double *loss, int64_t *sent)
+{
+    DT_TRY(pipe_run(p, loss));
+    dt_module_clear_grads(dt_pipeline_module(p->pipe));
+    dt_world_reset_counts(world);
+    DT_TRY(pipe_run(p, loss));
+    *sent = dt_world_counts(world).bytes[DT_CALL_SEND];
+    DT_TRY(dt_all_reduce_i64_sync(dt_world_comm(world), sent, 1, DT_REDUCE_SUM));
+    return DT_OK;
+}
+
+/* A bf16 stage's output in f32 is what it is in bf16, in twice the bytes: no bit depends on it. */
+static dt_status half_body(dt_world *world, void *arg)
+{
+    const pipe_plan *c = arg;
+    pipe_plan wider = *c;
+    pipe half, wide;
+    double loss[2] = {0, 0};
+    int64_t sent[2] = {0, 0};
+    wider.wide = true;
+    DT_TRY(pipe_open(c, world, &half));
+    DT_TRY(pipe_open(&wider, world, &wide));
+    DT_TRY(run_and_count(&half, world, &loss[0], &sent[0]));
+    DT_TRY(run_and_count(&wide, world, &loss[1], &sent[1]));
+    const int64_t elements = PIPE_SAMPLES * PIPE_SEQ * PIPE_HIDDEN;
+    const int64_t messages = c->m * (c->dp ? c->dp : 1), borders = c->ranks - 1;
+    for (int i = 0; i < 2; i++) /* both ways; a message carries a status of 4 bytes */
+        TEST_THAT(sent[i] == 2 * borders * ((2 + 2 * i) * elements + 4 * messages), "%lld bytes",
+                  (long long)sent[i]);
+    TEST_THAT(loss[0] == loss[1], "loss %.9g, %.9g", loss[0], loss[1]);
+    DT_TRY(same_bits(dt_pipeline_module(half.pipe), dt_pipeline_module(wide.pipe)));
+    pipe_close(&half);
+    pipe_close(&wide);
+    return DT_OK;
+}
+
+START_TEST(sixteen_bits_go_between_stages)
+{
+    static pipe_plan plans[] = {
+        {.schedule = "1f1b", .ranks = 2, .m = 4, .layers = 4, .zero = 3, .half = true},
+        {.schedule = "zb-h1", .ranks = 4, .m = 8, .layers = 4, .zero = 2, .half = true},
+        {.schedule = "gpipe", .ranks = 2, .m = 2, .layers = 3, .dp = 2, .zero = 3, .half = true}};
+    test_ranks(plans[_i].ranks * (plans[_i].dp ? 2 : 1), half_body, &plans[_i]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("pipeline");
@@ -220,6 +286,7 @@ int main(void)
     test_loop(tc, what_cannot_be_cut_is_refused, DT_COUNT(refused));
     tcase_add_test(tc, microbatches_must_be_those_of_the_schedule);
     test_loop(tc, tied_copies_have_equal_gradients, 2);
+    test_loop(tc, sixteen_bits_go_between_stages, 3);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }
