@@ -34,7 +34,7 @@ static inline uint16_t dt_f32_to_bf16(float x)
 {
     const uint32_t u = dt_float_bits(x);
     const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    return (uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+    return (uint16_t)(x != x ? 0x7fc0u : rounded);
 }
 
 static inline float dt_f16_to_f32(uint16_t h)

@@ -17,9 +17,10 @@
  * Vectors: mark the inner function DT_CLONES, keep it out of line, and take pointers as `restrict`
  * parameters or locals (gcc does not vectorise loops that reload a pointer through a struct). The
  * clones give equal bits for element-wise loops, since contraction is off and no compiler reorders
- * additions. A sum must therefore fix its own order: DT_LANES partial sums, lane j taking elements
- * j, j + DT_LANES, ..., added at the end by dt_lanes_sum_f32 / _f64; that vectorises and does not
- * depend on the width of a vector.
+ * additions; array/exp.c and array/tiles.c, which multiply and add with one rounding, do so by name
+ * and only where a machine can. A sum must therefore fix its own order: DT_LANES partial sums, lane
+ * j taking elements j, j + DT_LANES, ..., added at the end by dt_lanes_sum_f32 / _f64; that
+ * vectorises and does not depend on the width of a vector.
  *
  * Threads: the outer function calls dt_parallel_range, which cuts [0, n) among threads. Every index
  * must be computed from its own inputs alone (a sum that crosses indices stays inside one call of

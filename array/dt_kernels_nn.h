@@ -80,6 +80,9 @@ typedef struct dt_loss_args {
     const int32_t *targets; /* [rows] */
     const void *z;
     void *max, *sum, *hit; /* [rows]: largest logit; sum of exp(z - max); the target's logit */
+    void *dz;              /* loss_rows alone: also loss_dz, of no dy; NULL: not wanted */
+    dt_dtype dz_dtype;
+    double divisor;
 } dt_loss_args;
 
 /* q [batch, heads, queries, dim], k [batch, kv_heads, keys, dim], v [batch, kv_heads, keys, vdim].
@@ -135,7 +138,8 @@ typedef struct dt_nn_kernels {
     void (*dropout)(const dt_dropout_args *a, const void *x, void *y);
 
     /* max, sum and hit of the columns here: of none they are -inf, 0 and 0; hit is 0 where the
-     * target is in none of them. */
+     * target is in none of them. With a->dz the columns here are all there are, and a row's
+     * gradient comes while its logits are near. */
     void (*loss_rows)(const dt_loss_args *a);
     /* sum, that of exp(z - old_max), becomes that of exp(z - max), old_max [rows] <= max. */
     void (*loss_shift)(const dt_loss_args *a, const void *old_max);

@@ -4,12 +4,15 @@
  * x^3)): one exponential, and no cancellation for negative x. */
 #include "array/kernels_nn_internal.h"
 
+#include "array/dt_half.h"
 #include "array/exp_internal.h"
+
+#include <math.h>
 
 #define TWO_SQRT_2_OVER_PI (M_2_SQRTPI * M_SQRT2)
 
 enum {
-    RUN = 256, /* elements at once: sigmoids of them stay in the first cache */
+    RUN = 256, /* elements at once: exponentials of them stay in the first cache */
     WORK = 8   /* of an exponential, in elements of plain arithmetic */
 };
 
@@ -19,20 +22,35 @@ typedef struct act_job {
     void *out, *dup;         /* dup: swiglu, backward; NULL: not wanted */
 } act_job;
 
-/* Apart from what comes before and after them, so that a core has shorter chains of operations to
- * keep in flight. */
-static DT_CLONES void sigmoids_f32(int64_t n, float *a)
+/* a = 1 + exp(-a), by which sigmoids divide. Apart from what comes before and after, so that a core
+ * has shorter chains of operations to keep in flight. */
+static void one_plus_exp_f32(int64_t n, float *a)
 {
-    for (int64_t i = 0; i < n; i++)
-        a[i] = dt_sigmoid_f32(a[i]);
+    dti_exp_kernels_of(0)->one_plus(n, a);
 }
 
-static void sigmoids_f64(int64_t n, double *a)
+static void one_plus_exp_f64(int64_t n, double *a)
 {
     for (int64_t i = 0; i < n; i++)
-        a[i] = dt_sigmoid_f64(a[i]);
+        a[i] = 1 + exp(-a[i]);
 }
 
+/* x, at most 30 away from 0; NaN may become 30. As integers, of which minima are one instruction:
+ * more negative floats are larger as unsigned ones, and larger positive ones as signed ones. */
+static inline float within_30_f32(float x)
+{
+    const uint32_t u = dt_float_bits(x), least = dt_float_bits(-30), above = u < least ? u : least;
+    const int32_t i = (int32_t)above, most = (int32_t)dt_float_bits(30);
+    return dt_float_from_bits((uint32_t)(i < most ? i : most));
+}
+
+static inline double within_30_f64(double x)
+{
+    return fmin(fmax(x, -30), 30);
+}
+
+#define exp_f32 expf
+#define exp_f64 exp
 #define erf_f32 erff
 #define erf_f64 erf
 #define KERNELS "array/kernel_activation.inc"

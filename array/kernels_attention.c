@@ -16,6 +16,7 @@
 #include "array/exp_internal.h"
 #include "array/tiles_internal.h"
 
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -94,6 +95,18 @@ static sight sight_of(const view *v, int64_t key, int n)
     if (k_low > q_high)
         return SIGHT_NONE;
     return k_high <= q_low && !v->q_doc ? SIGHT_ALL : SIGHT_SOME;
+}
+
+/* x = exp(x - shift). */
+static void exp_run_f32(int64_t n, float shift, float *x)
+{
+    dti_exp_kernels_of(0)->row(n, x, shift, 1, x);
+}
+
+static void exp_run_f64(int64_t n, double shift, double *x)
+{
+    for (int64_t i = 0; i < n; i++)
+        x[i] = exp(x[i] - shift);
 }
 
 #define REAL    float

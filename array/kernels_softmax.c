@@ -4,8 +4,10 @@
  * max, sum and target logit, then the loss. dz is 0 in ignored rows, whatever they hold. */
 #include "array/kernels_nn_internal.h"
 
+#include "array/dt_half.h"
 #include "array/exp_internal.h"
 
+#include <math.h>
 #include <string.h>
 
 enum {
@@ -24,7 +26,32 @@ typedef struct loss_job {
     double factor;
     dt_dtype dtype; /* of dz */
     void *dz;
+    dt_range_body *dz_rows;
 } loss_job;
+
+static void exp_row_f32(int64_t n, const float *x, float shift, float factor, float *y)
+{
+    dti_exp_kernels_of(0)->row(n, x, shift, factor, y);
+}
+
+static float exp_sum_f32(int64_t n, const float *x, float shift)
+{
+    return dti_exp_kernels_of(0)->sum(n, x, shift);
+}
+
+static void exp_row_f64(int64_t n, const double *x, double shift, double factor, double *y)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = exp(x[i] - shift) * factor;
+}
+
+static double exp_sum_f64(int64_t n, const double *x, double shift)
+{
+    double lane[DT_LANES] = {0};
+    for (int64_t i = 0; i < n; i++)
+        lane[i % DT_LANES] += exp(x[i] - shift);
+    return dt_lanes_sum_f64(lane);
+}
 
 #define REAL    float
 #define NAME(f) f##_f32
@@ -46,13 +73,6 @@ void dti_softmax_dx(dt_dtype dtype, int64_t rows, int64_t n, const void *y, cons
 {
     softmax_job job = {.n = n, .x = y, .dy = dy, .out = dx};
     dt_parallel_range(rows, n, dtype == DT_F32 ? softmax_dx_rows_f32 : softmax_dx_rows_f64, &job);
-}
-
-void dti_loss_rows(const dt_loss_args *a)
-{
-    dt_loss_args copy = *a;
-    dt_parallel_range(a->rows, WORK * a->n, a->dtype == DT_F32 ? loss_range_f32 : loss_range_f64,
-                      &copy);
 }
 
 void dti_loss_shift(const dt_loss_args *a, const void *old_max)
@@ -81,15 +101,29 @@ static void dz_rows_16(void *arg, int64_t lo, int64_t hi)
     }
 }
 
+static loss_job job_of(const dt_loss_args *a, double factor, dt_dtype dz_dtype, void *dz)
+{
+    return (loss_job){.a = a,
+                      .factor = factor,
+                      .dtype = dz_dtype,
+                      .dz = dz,
+                      .dz_rows = dz_dtype == DT_F64   ? dz_rows_f64
+                                 : dz_dtype == DT_F32 ? dz_rows_f32
+                                                      : dz_rows_16};
+}
+
+void dti_loss_rows(const dt_loss_args *a)
+{
+    loss_job job = job_of(a, 1 / a->divisor, a->dz_dtype, a->dz);
+    dt_parallel_range(a->rows, WORK * a->n, a->dtype == DT_F32 ? loss_range_f32 : loss_range_f64,
+                      &job);
+}
+
 void dti_loss_dz(const dt_loss_args *a, const void *dy, double divisor, dt_dtype dz_dtype, void *dz)
 {
     const double value = !dy                  ? 1
                          : a->dtype == DT_F32 ? (double)*(const float *)dy
                                               : *(const double *)dy;
-    loss_job job = {.a = a, .factor = value / divisor, .dtype = dz_dtype, .dz = dz};
-    dt_parallel_range(a->rows, WORK * a->n,
-                      dz_dtype == DT_F64   ? dz_rows_f64
-                      : dz_dtype == DT_F32 ? dz_rows_f32
-                                           : dz_rows_16,
-                      &job);
+    loss_job job = job_of(a, value / divisor, dz_dtype, dz);
+    dt_parallel_range(a->rows, WORK * a->n, job.dz_rows, &job);
 }

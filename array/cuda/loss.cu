@@ -247,6 +247,8 @@ void dti_cuda_loss_rows(const dt_loss_args *a)
             GPU_LAUNCH((loss_rows<S, 1>), (unsigned)a->rows, row_threads(a->n, 2), 0,
                        dti_gpu_stream(), d);
     });
+    if (a->dz)
+        dti_cuda_loss_dz(a, nullptr, a->divisor, a->dz_dtype, a->dz);
 }
 
 void dti_cuda_loss_shift(const dt_loss_args *a, const void *old_max)

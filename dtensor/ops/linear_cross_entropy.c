@@ -53,9 +53,8 @@ typedef struct pass {
     dt_loss_args a;          /* of the chunk at hand */
     dt_dtype dtype;          /* of x and w */
     int64_t k, chunk, first; /* first: row of the chunk at hand */
-    double divisor;          /* of dz; backward does the rest */
-    dt_array *logits, *dz;   /* [chunk, n]; the same in dtype, or logits itself */
-    dt_array *work;          /* [nwork chunk] */
+    dt_array *logits, *dz; /* [chunk, n]; the same in dtype, logits itself, or NULL: no gradient */
+    dt_array *work;        /* [nwork chunk] */
     int nwork;
     dt_array *total; /* f64 */
 } pass;
@@ -128,10 +127,10 @@ static dt_status one_chunk(pass *p, int64_t first)
     p->first = first;
     DT_TRY(product(p, false, x, w, true, p->logits));
     DT_TRY(chunk_loss(p));
-    if (!(c->need & (1u << X | 1u << W)))
+    if (!p->dz)
         return DT_OK;
-    if (dti_nn(c))
-        dti_nn(c)->loss_dz(&p->a, NULL, p->divisor, p->dtype, dt_array_data(p->dz));
+    if (dti_nn(c) && !p->a.dz)
+        dti_nn(c)->loss_dz(&p->a, NULL, p->a.divisor, p->dtype, dt_array_data(p->dz));
     const void *z = dt_array_data(p->dz);
     if (c->need >> X & 1)
         DT_TRY(product(p, false, z, w, false, &c->extra[X]));
@@ -151,12 +150,13 @@ static dt_status forward(dt_op_call *c)
               .chunk = attr->chunk < tokens ? attr->chunk : tokens,
               .dtype = x->dtype,
               .nwork = c->in_layout[W]->nsplit[0] > 0 ? 4 : 3,
-              .divisor = attr->f16     ? 1
-                         : attr->valid ? (double)attr->valid
-                                       : INFINITY,
               .a = {.dtype = is_half(x) ? DT_F32 : x->dtype,
                     .n = w->shape.dim[0],
-                    .ignore = attr->ignore}};
+                    .ignore = attr->ignore,
+                    .dz_dtype = x->dtype, /* backward does the rest of the division */
+                    .divisor = attr->f16     ? 1
+                               : attr->valid ? (double)attr->valid
+                                             : INFINITY}};
     DT_TRY(dti_ids_check(c, TARGETS, c->in_layout[W]->shape.dim[0], attr->ignore, "the target"));
     dt_op_range(c, W, 0, &p.a.lo, &hi);
     DT_TRY(dt_op_scratch(c, p.a.dtype, DT_SHAPE(p.chunk, p.a.n), &p.logits));
@@ -164,9 +164,12 @@ static dt_status forward(dt_op_call *c)
     DT_TRY(dt_op_scratch(c, DT_F64, DT_SCALAR, &p.total));
     dt_array_zero(p.total);
     p.a.z = dt_array_data(p.logits);
-    p.dz = p.logits;
-    if (is_half(x) && (c->need & (1u << X | 1u << W)))
+    if (c->need & (1u << X | 1u << W))
+        p.dz = p.logits;
+    if (p.dz && is_half(x))
         DT_TRY(dt_op_scratch(c, x->dtype, DT_SHAPE(p.chunk, p.a.n), &p.dz));
+    if (p.dz && c->in_layout[W]->nsplit[0] == 0)
+        p.a.dz = dt_array_data(p.dz); /* at once: no rank has more columns */
     for (int i = X; i <= W; i++) {
         if (!(c->need >> i & 1))
             continue;

@@ -308,6 +308,44 @@ START_TEST(activations_at_the_ends)
 }
 END_TEST
 
+/* Loss and gradient at once are the two one after the other, in place too. */
+START_TEST(losses_at_once_are_the_two)
+{
+    enum { TOKENS = 50, VOCAB = 1337 };
+    static const dt_dtype dtype[] = {DT_F32, DT_BF16, DT_F16};
+    const dt_nn_kernels *nn = dt_nn_kernels_of(DT_CPU);
+    static int32_t targets[TOKENS];
+    static float z[TOKENS * VOCAB], one[TOKENS * VOCAB], two[TOKENS * VOCAB];
+    float stats[6][TOKENS];
+    dt_uniform_fill(dt_key_make(7, 1, 2), 0, TOKENS * VOCAB, z);
+    for (int r = 0; r < TOKENS; r++)
+        targets[r] = r % 7 ? r * 31 % VOCAB : -100;
+    dt_loss_args a = {.dtype = DT_F32,
+                      .rows = TOKENS,
+                      .n = VOCAB,
+                      .ignore = -100,
+                      .targets = targets,
+                      .z = z,
+                      .max = stats[0],
+                      .sum = stats[1],
+                      .hit = stats[2]};
+    for (int d = 0; d <= DT_COUNT(dtype); d++) {
+        const bool in_place = d == DT_COUNT(dtype);
+        const dt_dtype dz_dtype = in_place ? DT_F32 : dtype[d];
+        const size_t bytes = TOKENS * VOCAB * dt_dtype_size(dz_dtype);
+        nn->loss_rows(&a);
+        nn->loss_dz(&a, NULL, 37, dz_dtype, two);
+        dt_loss_args at_once = a;
+        at_once.max = stats[3], at_once.sum = stats[4], at_once.hit = stats[5];
+        at_once.dz = one, at_once.dz_dtype = dz_dtype, at_once.divisor = 37;
+        at_once.z = in_place ? memcpy(one, z, sizeof z) : z;
+        nn->loss_rows(&at_once);
+        ck_assert_mem_eq(one, two, bytes);
+        ck_assert_mem_eq(stats[0], stats[3], 3 * sizeof stats[0]);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("kernels of rows and elements");
@@ -318,6 +356,7 @@ int main(void)
     tcase_add_test(tc, swiglu_gradients_alone);
     tcase_add_test(tc, elements_are_their_formulas);
     tcase_add_test(tc, activations_at_the_ends);
+    tcase_add_test(tc, losses_at_once_are_the_two);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }
