@@ -9,7 +9,6 @@
 #include <cstring>
 #include <map>
 #include <numeric>
-#include <sys/mman.h>
 
 uint3 sim_threadIdx, sim_blockIdx;
 dim3 sim_blockDim, sim_gridDim;
@@ -49,16 +48,17 @@ static struct {
     int waiting, sum, last_sum, turn, line;
     const char *file;
     std::vector<Thread> thread;
-    std::vector<Warp> warp;
+    Warp warp[SIM_MAX_THREADS / 32]; /* kernels read it: not of malloc, which the sanitizer sees */
     std::vector<int> order, ready; /* ready[first_ready ...] in turn */
     size_t first_ready;
     std::vector<SimFiber *> free, used;
     Tokens *tokens;
 } block;
 static unsigned char *dynamic_shared;
-/* Fibers of the thread sanitizer cost 0.4 ms and 0.8 MB: a stream's launches use the same ones,
- * under its own fiber; those of streams that are no more are under NULL. */
-static std::map<void *, std::vector<void *>> tsan_fibers;
+/* For the thread sanitizer each stream, by its own fiber, has fibers for its launches: one whose
+ * stack another stream used would seem to race with it. They cost 0.4 ms and 0.8 MB, so are kept;
+ * those of streams that are no more are under NULL. */
+static std::map<void *, std::vector<SimFiber *>> stream_fibers;
 
 /* ---- what went wrong ---- */
 
@@ -327,7 +327,6 @@ static void make_threads(dim3 b)
     block.thread.resize(n);
     for (unsigned i = 0; i < static_cast<unsigned>(n); i++)
         block.thread[i].index = uint3{i % b.x, i / b.x % b.y, i / (b.x * b.y)};
-    block.warp.resize((n + 31) / 32);
     for (int i = 0; i < n; i += 32)
         block.warp[i / 32].exists = n - i >= 32 ? ~0u : (1u << (n - i)) - 1;
     block.order.resize(n);
@@ -337,39 +336,45 @@ static void make_threads(dim3 b)
 }
 
 /* Made here, not when threads start: a new fiber is ordered after the one that makes it. */
-static void give_tsan_fibers()
+static void take_stream_fibers()
 {
-    std::vector<void *> &pool = tsan_fibers[sim_fiber_current()], &spare = tsan_fibers[nullptr];
+    std::vector<SimFiber *> &pool = stream_fibers[sim_fiber_current()];
+    std::vector<SimFiber *> &spare = stream_fibers[nullptr];
     while (static_cast<int>(pool.size()) < block.threads) {
-        if (spare.empty())
-            spare.push_back(sim_fiber_create());
+        if (spare.empty()) {
+            spare.push_back(sim_fiber_new());
+            sim_fiber_tsan(spare.back()) = sim_fiber_create();
+        }
         pool.push_back(spare.back());
         spare.pop_back();
     }
-    while (static_cast<int>(block.free.size()) < block.threads)
-        block.free.push_back(sim_fiber_new());
-    /* The last of `free` are taken first, one a thread. */
-    for (int i = 0; i < block.threads; i++)
-        sim_fiber_tsan(block.free[block.free.size() - 1 - i]) = pool[i];
+    block.free = pool;
 }
 
 void sim_forget_fibers(void *stream_fiber)
 {
-    std::vector<void *> &pool = tsan_fibers[stream_fiber], &spare = tsan_fibers[nullptr];
+    std::vector<SimFiber *> &pool = stream_fibers[stream_fiber], &spare = stream_fibers[nullptr];
     if (!stream_fiber)
         return;
     spare.insert(spare.end(), pool.begin(), pool.end());
-    tsan_fibers.erase(stream_fiber);
+    stream_fibers.erase(stream_fiber);
+}
+
+/* Of this grid alone: the thread sanitizer would take reuse by another stream's for a race. */
+static void make_dynamic_shared(size_t bytes)
+{
+    void *p = nullptr;
+    if (posix_memalign(&p, 128, bytes + SIM_CANARY))
+        sim_fail("no memory for %zu bytes of dynamic shared memory", bytes);
+    memset(p, 0xff, bytes + SIM_CANARY);
+    dynamic_shared = static_cast<unsigned char *>(p);
+    sim_redzone(dynamic_shared + bytes, SIM_CANARY, true);
 }
 
 void sim_run_grid(const sim_launch_args &launch)
 {
-    if (!dynamic_shared)
-        dynamic_shared = static_cast<unsigned char *>(
-            mmap(nullptr, SIM_DYNAMIC_SHARED_MAX + SIM_CANARY, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-    if (sim_settings.poison)
-        sim_shared_before_grids();
+    sim_shared_before_grid();
+    make_dynamic_shared(launch.shared_bytes);
     block.launch = &launch;
     block.tokens = static_cast<Tokens *>(malloc(sizeof *block.tokens));
     sim_blockDim = launch.block;
@@ -377,11 +382,7 @@ void sim_run_grid(const sim_launch_args &launch)
     make_threads(launch.block);
     sim_fiber_tsan(sim_fiber_main()) = sim_fiber_current();
     if (sim_tsan())
-        give_tsan_fibers();
-    sim_redzone(dynamic_shared, launch.shared_bytes + SIM_CANARY, false);
-    memset(dynamic_shared + launch.shared_bytes, 0xff, SIM_CANARY);
-    sim_redzone(dynamic_shared + launch.shared_bytes,
-                SIM_DYNAMIC_SHARED_MAX + SIM_CANARY - launch.shared_bytes, true);
+        take_stream_fibers();
     uint64_t blocks = uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
     std::vector<int> order;
     if (sim_settings.order == 2 && blocks < (1u << 20)) {
@@ -393,5 +394,7 @@ void sim_run_grid(const sim_launch_args &launch)
         run_block(!order.empty() ? order[i] : sim_settings.order == 1 ? blocks - 1 - i : i);
     if (sim_settings.poison)
         sim_shared_after_grid(launch.kernel);
+    sim_redzone(dynamic_shared + launch.shared_bytes, SIM_CANARY, false);
+    free(dynamic_shared);
     free(block.tokens);
 }

@@ -15,6 +15,10 @@ void __tsan_acquire(void *token) __attribute__((weak));
 void __tsan_release(void *token) __attribute__((weak));
 void __tsan_read_range(void *p, unsigned long bytes) __attribute__((weak));
 void __tsan_write_range(void *p, unsigned long bytes) __attribute__((weak));
+/* For collectors of garbage. Nothing else in its interface makes old memory new. */
+void __tsan_java_init(unsigned long heap, unsigned long bytes) __attribute__((weak));
+void __tsan_java_alloc(unsigned long p, unsigned long bytes) __attribute__((weak));
+void __tsan_java_free(unsigned long p, unsigned long bytes) __attribute__((weak));
 void __asan_poison_memory_region(const volatile void *p, size_t bytes) __attribute__((weak));
 void __asan_unpoison_memory_region(const volatile void *p, size_t bytes) __attribute__((weak));
 }
@@ -64,6 +68,30 @@ void sim_touch(const void *p, size_t bytes, bool write)
     if (!__tsan_read_range || !bytes)
         return;
     (write ? __tsan_write_range : __tsan_read_range)(const_cast<void *>(p), bytes);
+}
+
+static const unsigned long cell = 8; /* of the thread sanitizer */
+
+static unsigned long round_down(const char *p)
+{
+    return reinterpret_cast<unsigned long>(p) / cell * cell;
+}
+
+void sim_fresh_within(const char *first, const char *end)
+{
+    if (__tsan_java_init)
+        __tsan_java_init(round_down(first), round_down(end + cell) - round_down(first));
+}
+
+/* Freed again at once, or reports would name no variable. */
+void sim_fresh(const char *p, size_t bytes)
+{
+    unsigned long first = round_down(p), size = round_down(p + bytes + cell - 1) - first;
+    if (!__tsan_java_init || !bytes)
+        return;
+    __tsan_java_free(first, size);
+    __tsan_java_alloc(first, size);
+    __tsan_java_free(first, size);
 }
 
 void sim_redzone(void *p, size_t bytes, bool poisoned)

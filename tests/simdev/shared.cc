@@ -6,6 +6,7 @@
  * against the limit on shared memory. */
 #include "sim_internal.h"
 
+#include <algorithm>
 #include <cstring>
 #include <elf.h>
 #include <fcntl.h>
@@ -89,15 +90,25 @@ static int read_object(struct dl_phdr_info *info, size_t, void *)
 
 /* ---- use ---- */
 
-void sim_shared_before_grids()
+static bool find_all()
 {
-    static bool found = false;
-    if (found)
-        return;
-    found = true;
     dl_iterate_phdr(read_object, nullptr);
+    std::sort(variables.begin(), variables.end(),
+              [](const Variable &a, const Variable &b) { return a.at < b.at; });
     for (const Variable &v : variables)
         poison(v);
+    if (!variables.empty())
+        sim_fresh_within(variables.front().at, variables.back().at + variables.back().bytes);
+    return true;
+}
+
+/* On a device each grid has its own; here one comes after another, whatever streams they are of. */
+void sim_shared_before_grid()
+{
+    static const bool found = find_all();
+    (void)found;
+    for (const Variable &v : variables)
+        sim_fresh(v.at, v.bytes);
 }
 
 static void poison_used(const Usage &usage)

@@ -47,6 +47,9 @@ void *sim_fiber_current();
 void sim_fiber_switch(void *fiber);
 /* Accesses made by operations of a library: copies, products, collectives. */
 void sim_touch(const void *p, size_t bytes, bool write);
+/* From here on it is other memory: who had used it is forgotten. Once before: where such memory is. */
+void sim_fresh_within(const char *first, const char *end);
+void sim_fresh(const char *p, size_t bytes);
 void sim_redzone(void *p, size_t bytes, bool poisoned);
 
 /* ---- memory.cc ---- */
@@ -102,7 +105,7 @@ void *&sim_fiber_tsan(SimFiber *fiber);
 void sim_fiber_body(); /* block.cc */
 void sim_forget_fibers(void *stream_fiber);
 /* Static shared memory of a kernel. It is poisoned whenever no block runs. */
-void sim_shared_before_grids();
+void sim_shared_before_grid();
 void sim_shared_after_block(const void *kernel);
 void sim_shared_after_grid(const void *kernel);
 size_t sim_shared_bytes(const void *kernel); /* as far as its grids have shown */

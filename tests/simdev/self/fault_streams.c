@@ -1,6 +1,7 @@
 /* tests/simdev/self/fault_streams.c - programs that use streams, events and products wrongly. */
 #include "device_test.h"
 #include "faults.h"
+#include "kernels.h"
 
 #include <cublasLt.h>
 #include <string.h>
@@ -54,7 +55,48 @@ static void product_range(void)
     (void)cublasLtMatmul(lt, desc, &one, x, a, x, b, &zero, y, b, y, b, NULL, NULL, 0, s);
 }
 
+/* Two streams of one device and one of another, of which none waits for another, with kernels that
+ * use all that a block has of its own: static and dynamic shared memory, shuffles, arrays of its
+ * threads. */
+static void streams_apart(bool one_result)
+{
+    enum { ROWS = 3, N = 70, STREAMS = 3, ROUNDS = 4 };
+    float *in[STREAMS], *out[STREAMS];
+    int *count[STREAMS];
+    cudaStream_t stream[STREAMS];
+    for (int i = 0; i < STREAMS; i++) {
+        ck_cuda(cudaSetDevice(i == 2));
+        stream[i] = new_stream();
+        in[i] = device_array(ROWS * N * sizeof(float));
+        out[i] = device_array(ROWS * sizeof(float));
+        count[i] = device_array(ROWS * (size_t)256 * sizeof(int));
+        ck_cuda(cudaMemsetAsync(in[i], 0, ROWS * N * sizeof(float), stream[i]));
+    }
+    for (int round = 0; round < ROUNDS; round++)
+        for (int i = 0; i < STREAMS; i++) {
+            float *result = out[one_result && i == 1 ? 0 : i];
+            const int threads = 32 << (round + i) % 4;
+            ck_cuda(cudaSetDevice(i == 2));
+            k_row_sum(result, in[i], ROWS, N, threads, round % 2, stream[i]);
+            k_own_arrays(count[i], ROWS, threads, stream[i]);
+        }
+    for (int i = 0; i < STREAMS; i++)
+        ck_cuda(cudaStreamSynchronize(stream[i]));
+}
+
+static void streams_share_nothing(void)
+{
+    streams_apart(false);
+}
+
+static void streams_write_one(void)
+{
+    streams_apart(true);
+}
+
 #define FAULTS(X)             \
+    X(streams_share_nothing)  \
+    X(streams_write_one)      \
     X(default_stream)         \
     X(destroyed_stream)       \
     X(destroyed_event)        \

@@ -93,6 +93,21 @@ __global__ void fresh_shared(float *out)
     kept[threadIdx.x] = more[threadIdx.x] = 1;
 }
 
+/* Threads have arrays of their own, in memory: the compiler cannot see what fill_own does. */
+__device__ __attribute__((noinline)) void fill_own(int *a, int n, int from)
+{
+    for (int i = 0; i < n; i++)
+        a[i] = from + i;
+}
+
+__global__ void own_arrays(int *out)
+{
+    int own[8], thread = threadIdx.x;
+    fill_own(own, 8, thread);
+    __syncthreads();
+    out[blockIdx.x * blockDim.x + thread] = own[thread % 8];
+}
+
 extern "C" {
 void k_axpy(float *y, const float *x, float a, int n, cudaStream_t s)
 {
@@ -118,6 +133,11 @@ void k_transpose(uint16_t *y, const uint16_t *x, int n, cudaStream_t s)
     const int tile = 32;
     dim3 grid((n + tile - 1) / tile, (n + tile - 1) / tile);
     SIM_LAUNCH((transpose<uint16_t, tile>), grid, dim3(tile, 8), 0, s, y, x, n);
+}
+
+void k_own_arrays(int *out, int blocks, int threads, cudaStream_t s)
+{
+    SIM_LAUNCH(own_arrays, blocks, threads, 0, s, out);
 }
 
 void k_fresh_shared(float *out, cudaStream_t s)

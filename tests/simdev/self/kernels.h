@@ -16,6 +16,8 @@ void k_row_sum(float *y, const float *x, int rows, int n, int threads, int dynam
 void k_count_odd(unsigned *out, int n, cudaStream_t s);
 /* The transpose of x [n, n] by tiles, of any type's bits of 2 bytes. */
 void k_transpose(uint16_t *y, const uint16_t *x, int n, cudaStream_t s);
+/* out[i] = i + i % 8 within each block, by way of an array of the thread's own */
+void k_own_arrays(int *out, int blocks, int threads, cudaStream_t s);
 /* out[i] = what is in the i-th float of static and dynamic shared memory before it is written */
 void k_fresh_shared(float *out, cudaStream_t s);
 #ifdef __cplusplus

@@ -75,6 +75,8 @@ static const struct expected {
     {"stream_of_other_device", ALL, "a stream of device 0 by a thread whose device is 1", NULL},
     {"event_of_other_device", ALL, "an event of device 0 is recorded on a stream of device 1",
      NULL},
+    {"streams_share_nothing", ALL, "nothing stopped it", NULL},
+    {"streams_write_one", TSAN, race, "block_row_sum"},
     {"product_range", ALL, "an operand of cublasLtMatmul", "not inside one live"},
     {"counts_differ", ALL, "ncclAllGather of 64 f32 by rank 0", "of 63 f32 by rank 1"},
     {"types_differ", ALL, "ncclAllGather of 64 f32 by rank 0", "of 64 i32 by rank 1"},
