@@ -1,7 +1,7 @@
 /* tests/simdev/shared.cc - static shared memory: where it is, what a kernel uses of it.
  *
- * simdev.h puts each __shared__ variable into a section simsh_<line>; the symbol tables of the
- * loaded objects tell where the variables are. All hold poison (NaN) while no grid runs. What a
+ * simdev.h marks each __shared__ variable by a tag in its name; the symbol tables of the loaded
+ * objects tell where the variables are. All hold poison (NaN) while no grid runs. What a
  * grid has changed belongs to its kernel: poisoned again after each of its blocks, and counted
  * against the limit on shared memory. */
 #include "sim_internal.h"
@@ -44,14 +44,6 @@ struct Object {
     char *base;       /* where it is loaded */
 };
 
-static bool is_shared(const Object &o, unsigned section)
-{
-    const ElfW(Ehdr) *head = reinterpret_cast<const ElfW(Ehdr) *>(o.file);
-    const ElfW(Shdr) *sections = reinterpret_cast<const ElfW(Shdr) *>(o.file + head->e_shoff);
-    const char *names = o.file + sections[head->e_shstrndx].sh_offset;
-    return section < head->e_shnum && !strncmp(names + sections[section].sh_name, "simsh_", 6);
-}
-
 static void read_symbols(const Object &o)
 {
     const ElfW(Ehdr) *head = reinterpret_cast<const ElfW(Ehdr) *>(o.file);
@@ -61,9 +53,10 @@ static void read_symbols(const Object &o)
             continue;
         const ElfW(Sym) *symbols =
             reinterpret_cast<const ElfW(Sym) *>(o.file + sections[i].sh_offset);
+        const char *names = o.file + sections[sections[i].sh_link].sh_offset;
         for (size_t j = 0; j < sections[i].sh_size / sizeof *symbols; j++)
             if (ELF64_ST_TYPE(symbols[j].st_info) == STT_OBJECT &&
-                is_shared(o, symbols[j].st_shndx))
+                strstr(names + symbols[j].st_name, "B5simsh"))
                 variables.push_back({o.base + symbols[j].st_value, symbols[j].st_size});
     }
 }

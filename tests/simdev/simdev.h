@@ -23,13 +23,10 @@
 
 #include "core.h"
 
-/* Static shared memory: found through the section headers, so that it can be poisoned. A section
- * a line, since g++ puts statics of templates and of plain functions into sections of two kinds:
- * both on one line do not compile. */
-#define SIM_TEXT_OF(x) #x
-#define SIM_TEXT(x)    SIM_TEXT_OF(x)
+/* Static shared memory, found by a tag in its symbols' names. (A section of its own
+ * would do, but g++ forgets it in templates.) */
 #undef __shared__
-#define __shared__ static __attribute__((section("simsh_" SIM_TEXT(__LINE__))))
+#define __shared__ static __attribute__((abi_tag("simsh")))
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #undef __forceinline__
