@@ -48,7 +48,7 @@ static struct {
     int waiting, sum, last_sum, turn, line;
     const char *file;
     std::vector<Thread> thread;
-    Warp warp[SIM_MAX_THREADS / 32]; /* kernels read it: not of malloc, which the sanitizer sees */
+    std::vector<Warp> warp;
     std::vector<int> order, ready; /* ready[first_ready ...] in turn */
     size_t first_ready;
     std::vector<SimFiber *> free, used;
@@ -327,6 +327,7 @@ static void make_threads(dim3 b)
     block.thread.resize(n);
     for (unsigned i = 0; i < static_cast<unsigned>(n); i++)
         block.thread[i].index = uint3{i % b.x, i / b.x % b.y, i / (b.x * b.y)};
+    block.warp.resize((n + 31) / 32);
     for (int i = 0; i < n; i += 32)
         block.warp[i / 32].exists = n - i >= 32 ? ~0u : (1u << (n - i)) - 1;
     block.order.resize(n);
@@ -338,8 +339,7 @@ static void make_threads(dim3 b)
 /* Made here, not when threads start: a new fiber is ordered after the one that makes it. */
 static void take_stream_fibers()
 {
-    std::vector<SimFiber *> &pool = stream_fibers[sim_fiber_current()];
-    std::vector<SimFiber *> &spare = stream_fibers[nullptr];
+    auto &pool = stream_fibers[sim_fiber_current()], &spare = stream_fibers[nullptr];
     while (static_cast<int>(pool.size()) < block.threads) {
         if (spare.empty()) {
             spare.push_back(sim_fiber_new());
@@ -353,7 +353,7 @@ static void take_stream_fibers()
 
 void sim_forget_fibers(void *stream_fiber)
 {
-    std::vector<SimFiber *> &pool = stream_fibers[stream_fiber], &spare = stream_fibers[nullptr];
+    auto &pool = stream_fibers[stream_fiber], &spare = stream_fibers[nullptr];
     if (!stream_fiber)
         return;
     spare.insert(spare.end(), pool.begin(), pool.end());
