@@ -228,8 +228,10 @@ const uint64_t *sim_warp_rv(unsigned mask, const uint64_t *value, int op, const 
     if (value)
         m->value[turn][lane] = *value;
     m->arrived |= 1u << lane;
+    /* Shuffles and votes do not order memory, __syncwarp does. */
     char *token = &block.tokens->warp[me / 32][m - w->meeting][turn];
-    sim_release(token);
+    if (!value)
+        sim_release(token);
     if (m->arrived == need) {
         m->arrived = 0;
         m->turn = !turn;
@@ -239,7 +241,8 @@ const uint64_t *sim_warp_rv(unsigned mask, const uint64_t *value, int op, const 
         wait_at(AT_WARP_OP, file, line);
         leave(block.thread[me].fiber);
     }
-    sim_acquire(token);
+    if (!value)
+        sim_acquire(token);
     return m->value[turn];
 }
 
@@ -360,21 +363,10 @@ void sim_forget_fibers(void *stream_fiber)
     stream_fibers.erase(stream_fiber);
 }
 
-/* Of this grid alone: the thread sanitizer would take reuse by another stream's for a race. */
-static void make_dynamic_shared(size_t bytes)
-{
-    void *p = nullptr;
-    if (posix_memalign(&p, 128, bytes + SIM_CANARY))
-        sim_fail("no memory for %zu bytes of dynamic shared memory", bytes);
-    memset(p, 0xff, bytes + SIM_CANARY);
-    dynamic_shared = static_cast<unsigned char *>(p);
-    sim_redzone(dynamic_shared + bytes, SIM_CANARY, true);
-}
-
 void sim_run_grid(const sim_launch_args &launch)
 {
     sim_shared_before_grid();
-    make_dynamic_shared(launch.shared_bytes);
+    dynamic_shared = sim_dynamic_new(launch.shared_bytes);
     block.launch = &launch;
     block.tokens = static_cast<Tokens *>(malloc(sizeof *block.tokens));
     sim_blockDim = launch.block;
@@ -394,7 +386,6 @@ void sim_run_grid(const sim_launch_args &launch)
         run_block(!order.empty() ? order[i] : sim_settings.order == 1 ? blocks - 1 - i : i);
     if (sim_settings.poison)
         sim_shared_after_grid(launch.kernel);
-    sim_redzone(dynamic_shared + launch.shared_bytes, SIM_CANARY, false);
-    free(dynamic_shared);
+    sim_dynamic_delete(dynamic_shared, launch.shared_bytes);
     free(block.tokens);
 }

@@ -1,7 +1,7 @@
 /* tests/simdev/sanitizer.cc - what the simulator tells the sanitizers.
  *
  * Thread sanitizer: each stream and each simulated thread is a fiber to it, with a vector clock of
- * its own; events, barriers and shuffles are releases and acquires of tokens. Address sanitizer:
+ * its own; events, barriers and __syncwarp are releases and acquires of tokens. Address sanitizer:
  * what lies between allocations is poisoned. The functions are weak: NULL in programs that are not
  * built for that sanitizer. The simulator itself is never instrumented. */
 #include "sim_internal.h"

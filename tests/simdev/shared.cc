@@ -1,4 +1,4 @@
-/* tests/simdev/shared.cc - static shared memory: where it is, what a kernel uses of it.
+/* tests/simdev/shared.cc - shared memory; where the static kind is, what a kernel uses of it.
  *
  * simdev.h marks each __shared__ variable by a tag in its name; the symbol tables of the loaded
  * objects tell where the variables are. All hold poison (NaN) while no grid runs. What a
@@ -81,7 +81,25 @@ static int read_object(struct dl_phdr_info *info, size_t, void *)
     return 0;
 }
 
-/* ---- use ---- */
+/* ---- dynamic: of one grid alone, so that reuse by another stream's is no race ---- */
+
+unsigned char *sim_dynamic_new(size_t bytes)
+{
+    void *p = nullptr;
+    if (posix_memalign(&p, 128, bytes + SIM_CANARY))
+        sim_fail("no memory for %zu bytes of dynamic shared memory", bytes);
+    memset(p, 0xff, bytes + SIM_CANARY);
+    sim_redzone(static_cast<char *>(p) + bytes, SIM_CANARY, true);
+    return static_cast<unsigned char *>(p);
+}
+
+void sim_dynamic_delete(unsigned char *p, size_t bytes)
+{
+    sim_redzone(p + bytes, SIM_CANARY, false);
+    free(p);
+}
+
+/* ---- use of static ones ---- */
 
 static bool find_all()
 {

@@ -47,7 +47,7 @@ void *sim_fiber_current();
 void sim_fiber_switch(void *fiber);
 /* Accesses made by operations of a library: copies, products, collectives. */
 void sim_touch(const void *p, size_t bytes, bool write);
-/* From here on it is other memory: who had used it is forgotten. Once before: where such memory is. */
+/* From here on it is other memory: who had used it is forgotten. Once before: where it can be. */
 void sim_fresh_within(const char *first, const char *end);
 void sim_fresh(const char *p, size_t bytes);
 void sim_redzone(void *p, size_t bytes, bool poisoned);
@@ -104,6 +104,8 @@ void sim_fiber_swap(SimFiber *from, SimFiber *to);
 void *&sim_fiber_tsan(SimFiber *fiber);
 void sim_fiber_body(); /* block.cc */
 void sim_forget_fibers(void *stream_fiber);
+unsigned char *sim_dynamic_new(size_t bytes); /* and SIM_CANARY bytes: shared memory of a grid */
+void sim_dynamic_delete(unsigned char *p, size_t bytes);
 /* Static shared memory of a kernel. It is poisoned whenever no block runs. */
 void sim_shared_before_grid();
 void sim_shared_after_block(const void *kernel);

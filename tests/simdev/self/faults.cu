@@ -90,6 +90,15 @@ __global__ void no_syncwarp(int *out)
     out[threadIdx.x] = part[31 - threadIdx.x % 32];
 }
 
+/* A shuffle exchanges values, and orders nothing else. */
+__global__ void shuffle_for_syncwarp(int *out)
+{
+    __shared__ int part[64];
+    part[threadIdx.x] = threadIdx.x;
+    int lane = __shfl_xor_sync(all, (int)threadIdx.x, 1);
+    out[threadIdx.x] = part[lane];
+}
+
 __global__ void blocks_write_one(int *out)
 {
     if (threadIdx.x == 0)

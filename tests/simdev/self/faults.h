@@ -18,6 +18,7 @@
     X(no_barrier_right)      \
     X(no_barrier_behind)     \
     X(no_syncwarp)           \
+    X(shuffle_for_syncwarp)  \
     X(blocks_write_one)      \
     X(not_atomic)            \
     X(write_before)          \

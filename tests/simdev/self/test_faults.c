@@ -43,6 +43,7 @@ static const struct expected {
     {"no_barrier_right", TSAN, race, "faults.cu"},
     {"no_barrier_behind", TSAN, race, "faults.cu"},
     {"no_syncwarp", TSAN, race, "faults.cu"},
+    {"shuffle_for_syncwarp", TSAN, race, "faults.cu"},
     {"not_atomic", TSAN, race, "faults.cu"},
     {"write_past", PLAIN | TSAN, "(256 bytes) was written 0 bytes past its end", NULL},
     {"write_past", ASAN, "AddressSanitizer", "in write_past"},
