@@ -1,6 +1,6 @@
 /* tests/comm/test_waits.c - calls that nothing but streams keeps in order: what was just made is
- * sent, what has just come is used. On cuda test_dropped_waits.sh runs each case once more with each
- * of the waits between streams left out (DT_FAULT=drop_event). */
+ * sent, what has just come is used. On cuda test_dropped_waits.sh runs each case once more with
+ * each of the waits between streams left out (DT_FAULT=drop_event). */
 #include "tests/comm/cases.h"
 
 enum { COUNT = 512 };
