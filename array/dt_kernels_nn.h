@@ -151,6 +151,9 @@ typedef struct dt_nn_kernels {
                     void *dz);
 
     void (*attention)(const dt_attention_args *a); /* writes out and lse */
+    /* Why `attention` would not go to a library (cuDNN) but to our kernels; NULL: it would. The
+     * member is NULL on devices without such a library. */
+    const char *(*attention_ours)(const dt_attention_args *a);
     void (*attention_backward)(
         const dt_attention_args *a); /* reads out and lse, writes dq, dk, dv */
 } dt_nn_kernels;

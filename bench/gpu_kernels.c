@@ -362,13 +362,20 @@ dt_status gpu_bench_attention(gpu_bench *b)
         for (int64_t seq = b->tiny ? 64 : 2048; seq <= j.seq; seq *= 2) {
             attention t = attention_of(b, &j, dim, seq);
             const double flops = 2 * (double)(t.a.batch * t.a.heads * seq * seq * dim);
-            double forward = 0, backward = 0;
-            DT_TRY(gpu_time(b, run_attention, &t, &forward));
+            double ours = 0, cudnn = 0, backward = 0;
+            DT_TRY(gpu_time(b, run_attention, &t, &ours));
             t.back = true;
             DT_TRY(gpu_time(b, run_attention, &t, &backward));
-            (void)printf("attention dim %3lld, seq %4lld: forward %6.1f TFLOP/s, backward %6.1f\n",
-                         (long long)dim, (long long)seq, 1e-12 * flops / forward,
+            (void)printf("attention dim %3lld, seq %4lld: forward %6.1f TFLOP/s, backward %6.1f",
+                         (long long)dim, (long long)seq, 1e-12 * flops / ours,
                          2.5e-12 * flops / backward);
+            t.back = false;
+            t.a.q_pos = t.a.k_pos = NULL; /* counted, as models have them: may go to cuDNN */
+            const char *why = j.nn->attention_ours(&t.a);
+            if (!why)
+                DT_TRY(gpu_time(b, run_attention, &t, &cudnn));
+            (void)(why ? printf("; cuDNN: %s\n", why)
+                       : printf("; cuDNN's forward %6.1f\n", 1e-12 * flops / cudnn));
         }
     gpu_release();
     return DT_OK;

@@ -1,6 +1,6 @@
 /* array/cuda/attention.cu - attention forward (1 launch) and backward (3): which kernels compute
- * it, and what the backward pass needs of each query. Read next: array/cuda/attention_plain.cu,
- * array/cuda/attention_mma.cu. */
+ * it, ours or cuDNN's, and what the backward pass needs of each query. Read next:
+ * array/cuda/attention_plain.cu, array/cuda/attention_mma.cu, array/cuda/attention_cudnn.c. */
 #include "array/cuda/attention_internal.h"
 
 namespace {
@@ -57,6 +57,12 @@ dt_attention_args with_positions(const dt_attention_args *a)
 } // namespace
 
 void dti_cuda_attention(const dt_attention_args *args)
+{
+    if (!dti_cudnn_attention(args))
+        dti_cuda_attention_own(args);
+}
+
+void dti_cuda_attention_own(const dt_attention_args *args)
 {
     if (args->batch == 0 || args->heads == 0 || args->queries == 0)
         return;

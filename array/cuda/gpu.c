@@ -22,7 +22,7 @@ typedef struct context {
     dt_heap_watch watch;
     void *watch_arg;
     room scratch, count_up;
-    dti_gpu_kept products;
+    dti_gpu_kept kept[DTI_GPU_KEEPERS];
     dti_gpu_counts counts;
     cudaError_t error;
     bool watched; /* the watch has failed: `what` is why */
@@ -96,9 +96,9 @@ dt_heap_counts dti_cuda_counts(void)
     return mine ? (dt_heap_counts){mine->counts.launches, mine->counts.waits} : (dt_heap_counts){0};
 }
 
-dti_gpu_kept *dti_gpu_products(void)
+dti_gpu_kept *dti_gpu_keep(dti_gpu_keeper keeper)
 {
-    return &mine->products;
+    return &mine->kept[keeper];
 }
 
 static double now_s(void)
@@ -168,8 +168,9 @@ const int32_t *dti_gpu_count_up(int64_t n)
 static void close_context(context *c)
 {
     (void)cudaStreamSynchronize(c->compute);
-    if (c->products.drop)
-        c->products.drop(c->products.state);
+    for (int i = 0; i < DTI_GPU_KEEPERS; i++)
+        if (c->kept[i].drop)
+            c->kept[i].drop(c->kept[i].state);
     (void)cudaFree(c->scratch.p);
     (void)cudaFree(c->count_up.p);
     (void)cudaStreamDestroy(c->compute);

@@ -23,13 +23,14 @@ const int32_t *dti_gpu_count_up(int64_t n);
  * error stays; dti_cuda_status gives it. */
 bool dti_gpu_ok(cudaError_t error, const char *what, const char *file, int line);
 #define DTI_GPU(call) dti_gpu_ok((call), #call, __FILE__, __LINE__)
-/* What array/cuda/matmul.c keeps in this thread's context: zeros at first; `drop` ends it with the
- * context. */
+/* What array/cuda/matmul.c and attention_cudnn.c keep in this thread's context: zeros at first;
+ * `drop` ends it with the context, once the device has come to rest. */
+typedef enum dti_gpu_keeper { DTI_GPU_PRODUCTS, DTI_GPU_ATTENTION, DTI_GPU_KEEPERS } dti_gpu_keeper;
 typedef struct dti_gpu_kept {
     void *state;
     void (*drop)(void *state);
 } dti_gpu_kept;
-dti_gpu_kept *dti_gpu_products(void);
+dti_gpu_kept *dti_gpu_keep(dti_gpu_keeper keeper);
 /* Every launch is counted, and every wait of the host for the device; for tests and reports. */
 typedef struct dti_gpu_counts {
     int64_t launches, waits;

@@ -71,6 +71,13 @@ void dti_cuda_embedding_dw(const dt_embedding_args *a, const void *dy, void *dw)
 void dti_cuda_rope(const dt_rope_args *a, bool inverse, const void *x, void *y);
 void dti_cuda_dropout(const dt_dropout_args *a, const void *x, void *y);
 
-/* attention.cu */
+/* attention.cu: by cuDNN where that can, else by our own kernels; those alone */
 void dti_cuda_attention(const dt_attention_args *a);
+void dti_cuda_attention_own(const dt_attention_args *a);
 void dti_cuda_attention_backward(const dt_attention_args *a);
+
+/* attention_cudnn.c, cudnn_none.c. Why cuDNN is not for this attention; NULL: it is. */
+const char *dti_cudnn_refuses(const dt_attention_args *a);
+/* Forward by cuDNN; false: it does not take it or fails, and our kernels are to do it. A shape's
+ * first call compiles kernels on the host, about a second. */
+bool dti_cudnn_attention(const dt_attention_args *a);

@@ -64,7 +64,7 @@ static void drop_products(void *state)
 
 static dt_status get_products(products **out)
 {
-    dti_gpu_kept *kept = dti_gpu_products();
+    dti_gpu_kept *kept = dti_gpu_keep(DTI_GPU_PRODUCTS);
     if (!kept->state) {
         products *all = calloc(1, sizeof *all);
         DT_REQUIRE(all, DT_ERR_NOMEM, "no memory for the table of products");

@@ -95,6 +95,7 @@ const dt_nn_kernels *dti_cuda_nn_kernels(void)
         .loss_total = dti_cuda_loss_total,
         .loss_dz = dti_cuda_loss_dz,
         .attention = dti_cuda_attention,
+        .attention_ours = dti_cudnn_refuses,
         .attention_backward = dti_cuda_attention_backward,
     };
     return &table;

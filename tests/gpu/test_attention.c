@@ -1,16 +1,21 @@
 /* tests/gpu/test_attention.c - attention on the device against the cpu's, forward and backward: by
- * positions and documents in any order, heads that share keys, sizes that fill no tile or are 0. */
+ * positions and documents in any order, heads that share keys, sizes that fill no tile or are 0;
+ * forward by our kernels and, where it is built in and takes the case, by cuDNN. */
 #include "tests/gpu/gpu_test.h"
 
 #include "array/array_internal.h"
+#include "array/cuda/kernels_internal.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* HIDDEN: positions that leave queries without keys and keys without queries; FAR: so many tiles
  * that they are not looked at in one go; COUNTED: positions without an array. */
 enum { CAUSAL = 1, SHUFFLED = 2, BATCHED = 4, DOCUMENTS = 8, HIDDEN = 16, FAR = 32, COUNTED = 64 };
-enum { BSHD = 128 }; /* heads behind tokens */
+enum { BSHD = 128 };     /* heads behind tokens */
+enum { TOGETHER = 256 }; /* counted positions of queries and of keys begin at 0 */
 enum { MANY = 1024 * 64 + 100 };
 
 typedef struct kase {
@@ -67,8 +72,8 @@ static void add_marks(job *j)
     for (int side = 0; side < 2; side++) {
         dt_attention_args *a = side ? &j->gpu : &j->cpu;
         a->causal = c->flags & CAUSAL;
-        a->q_first = c->keys > c->queries ? c->keys - c->queries : 0;
-        a->k_first = c->keys < c->queries ? 50 : 0;
+        a->q_first = !(c->flags & TOGETHER) && c->keys > c->queries ? c->keys - c->queries : 0;
+        a->k_first = !(c->flags & TOGETHER) && c->keys < c->queries ? 50 : 0;
         a->q_pos = c->flags & COUNTED ? NULL : side ? q_pos.gpu : q_pos.cpu;
         a->k_pos = c->flags & COUNTED ? NULL : side ? k_pos.gpu : k_pos.cpu;
         a->q_pos_batched = a->k_pos_batched = batched;
@@ -187,19 +192,26 @@ static void check_mean(const gpu_pair *x, const char *what, int number)
 }
 
 /* What 16 bits round on the way, exponentials and their gradients, are terms of sums that are as
- * large as the largest element. */
+ * large as the largest element. `by`: which kernels compute forward. */
+static void check_forward(job *j, const char *by, int number)
+{
+    dt_nn_kernels_of(DT_CPU)->attention(&j->cpu);
+    if (strcmp(by, "cuDNN") == 0)
+        ck_assert_msg(dti_cudnn_attention(&j->gpu), "cuDNN has not taken case %d", number);
+    else
+        dti_cuda_attention_own(&j->gpu);
+    gpu_same(&j->out, largest(&j->v), "out of case %d by %s", number, by);
+    check_mean(&j->out, "out", number);
+    gpu_same(&j->lse, 0, "lse of case %d of %s by %s", number, dt_dtype_name(j->gpu.dtype), by);
+}
+
 static void check(dt_dtype dtype, const kase *c, int number, int wanted)
 {
-    const dt_nn_kernels *cpu = dt_nn_kernels_of(DT_CPU), *gpu = dt_nn_kernels_of(DT_CUDA);
     job j = make(dtype, c);
-    cpu->attention(&j.cpu);
-    gpu->attention(&j.gpu);
-    gpu_same(&j.out, largest(&j.v), "out of case %d", number);
-    check_mean(&j.out, "out", number);
-    gpu_same(&j.lse, 0, "lse of case %d of %s", number, dt_dtype_name(dtype));
+    check_forward(&j, "us", number);
     make_backward(&j, wanted);
-    cpu->attention_backward(&j.cpu);
-    gpu->attention_backward(&j.gpu);
+    dt_nn_kernels_of(DT_CPU)->attention_backward(&j.cpu);
+    dt_nn_kernels_of(DT_CUDA)->attention_backward(&j.gpu);
     const gpu_pair *d[] = {&j.dq, &j.dk, &j.dv};
     for (int i = 0; i < 3; i++)
         if (wanted >> i & 1) {
@@ -239,6 +251,30 @@ static const kase cases[] = {
     {2, 2, 2, 5, 7, 0, 8, 1, 0, 0, CAUSAL},
 };
 
+/* What cuDNN takes, of 16 bits, and what it does not. */
+static const kase taken[] = {
+    {2, 4, 2, 70, 90, 16, 24, 2, 0, 0, CAUSAL | COUNTED | TOGETHER},
+    {2, 4, 2, 70, 90, 16, 24, 2, 0, 0, CAUSAL | COUNTED | TOGETHER | BSHD},
+    {1, 2, 2, 150, 150, 64, 64, 1, 0, 0, CAUSAL | COUNTED | TOGETHER | BSHD},
+    {1, 3, 1, 130, 65, 128, 128, 3, 0, 0, CAUSAL | COUNTED | TOGETHER},
+    {2, 4, 2, 33, 70, 40, 8, 2, 4, 2, BSHD},
+    {2, 2, 1, 37, 1, 8, 16, 4, 1, 0, CAUSAL | COUNTED | TOGETHER},
+    {1, 2, 2, 2, 300, 64, 128, 1, 0, 0, 0},
+    {1, 6, 2, 40, 40, 72, 72, 3, 0, 0, SHUFFLED},
+    {1, 2, 2, 65, 64, 8, 8, 2, 1, 0, 0},
+};
+static const kase refused[] = {
+    {2, 4, 2, 70, 190, 16, 24, 2, 0, 0, CAUSAL | COUNTED},
+    {2, 4, 2, 70, 90, 16, 24, 2, 0, 0, CAUSAL},
+    {2, 2, 1, 40, 67, 5, 7, 2, 0, 0, 0},
+    {1, 1, 1, 33, 130, 136, 128, 1, 0, 0, 0},
+    {2, 1, 1, 70, 130, 72, 128, 1, 0, 0, DOCUMENTS},
+    {1, 1, 1, 1, 300, 64, 128, 1, 0, 0, 0},
+    {1, 3, 2, 65, 64, 8, 8, 2, 2, 1, 0},
+    {1, 4, 2, 65, 64, 8, 8, 3, 2, 0, 0},
+    {2, 2, 2, 6, 0, 8, 8, 1, 0, 0, 0},
+};
+
 START_TEST(test_cases)
 {
     const int number = _i % DT_COUNT(cases), order = _i / DT_COUNT(cases);
@@ -248,6 +284,49 @@ START_TEST(test_cases)
         check(gpu_float[d], &cases[number], number, 7);
         gpu_end();
     }
+}
+END_TEST
+
+/* By cuDNN; on the simulated device also where it is too old, has no engine, or fails
+ * (SIMDEV_CUDNN): then by our kernels, with a note. */
+START_TEST(test_cudnn)
+{
+    const char *broken = getenv("SIMDEV_CUDNN");
+    for (int i = 0; i < 2 * DT_COUNT(taken); i++) {
+        gpu_begin(_i);
+        job j = make(gpu_float[1 + i % 2], &taken[i / 2]);
+        ck_assert_ptr_eq((void *)dti_cudnn_refuses(&j.gpu), NULL);
+        if (!broken)
+            check_forward(&j, "cuDNN", i / 2);
+        else
+            ck_assert(!dti_cudnn_attention(&j.gpu));
+    }
+    for (int i = 0; i < DT_COUNT(refused); i++) {
+        gpu_begin(_i);
+        const job j = make(DT_BF16, &refused[i]);
+        ck_assert_msg(dti_cudnn_refuses(&j.gpu) != NULL, "case %d", i);
+    }
+    gpu_begin(_i);
+    gpu_shift(1);
+    const job shifted = make(DT_BF16, &taken[0]), wide = make(DT_F32, &taken[0]);
+    ck_assert(dti_cudnn_refuses(&shifted.gpu) && dti_cudnn_refuses(&wide.gpu));
+    gpu_end();
+}
+END_TEST
+
+/* The table's function: whoever computes it, the numbers are right. */
+START_TEST(test_whoever)
+{
+    gpu_begin(0);
+    for (int i = 0; i < DT_COUNT(taken); i++) {
+        job j = make(DT_BF16, &taken[i]);
+        dt_nn_kernels_of(DT_CPU)->attention(&j.cpu);
+        dt_nn_kernels_of(DT_CUDA)->attention(&j.gpu);
+        gpu_same(&j.out, largest(&j.v), "out of case %d", i);
+        gpu_same(&j.lse, 0, "lse of case %d", i);
+        ck_ok(dt_heap_status(gpu_heap()));
+    }
+    gpu_end();
 }
 END_TEST
 
@@ -265,13 +344,35 @@ START_TEST(test_wanted)
 }
 END_TEST
 
-int main(void)
+static bool cudnn_is_built_in(void)
 {
+    return !dti_cudnn_refuses(&(dt_attention_args){.dtype = DT_BF16,
+                                                   .batch = 1,
+                                                   .heads = 1,
+                                                   .kv_heads = 1,
+                                                   .queries = 2,
+                                                   .keys = 2,
+                                                   .dim = 8,
+                                                   .vdim = 8,
+                                                   .group = 1});
+}
+
+/* An argument: cuDNN alone. */
+int main(int argc, char **argv)
+{
+    (void)argv;
     Suite *suite = suite_create("gpu_attention");
     TCase *tc = tcase_create("gpu_attention");
     tcase_set_timeout(tc, 110);
     suite_add_tcase(suite, tc);
-    tcase_add_loop_test(tc, test_cases, 0, GPU_ORDERS * DT_COUNT(cases));
-    tcase_add_test(tc, test_wanted);
+    if (argc == 1) {
+        tcase_add_loop_test(tc, test_cases, 0, GPU_ORDERS * DT_COUNT(cases));
+        tcase_add_test(tc, test_wanted);
+    }
+    if (cudnn_is_built_in())
+        tcase_add_loop_test(tc, test_cudnn, 0, GPU_ORDERS);
+    else
+        printf("SKIPPED cudnn: built without it\n");
+    tcase_add_test(tc, test_whoever);
     return gpu_main(suite);
 }

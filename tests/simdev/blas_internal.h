@@ -43,6 +43,8 @@ enum {
 };
 
 size_t sim_blas_bytes(int type); /* of one element; 0: not simulated */
+double sim_blas_get(const void *p, size_t i, int type);
+void sim_blas_put(void *p, size_t i, int type, float value); /* rounded once */
 uint64_t sim_blas_k(const SimProduct &p);
 size_t sim_blas_span(const SimLayout &l); /* bytes from the first element to the last */
 void sim_blas_run(const SimProduct &p);

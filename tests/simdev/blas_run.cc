@@ -47,6 +47,16 @@ template <class Value> static void put(void *p, size_t i, int type, Value value)
     }
 }
 
+double sim_blas_get(const void *p, size_t i, int type)
+{
+    return get(p, i, type);
+}
+
+void sim_blas_put(void *p, size_t i, int type, float value)
+{
+    put(p, i, type, value);
+}
+
 static size_t place(const SimLayout &l, uint64_t row, uint64_t col)
 {
     return l.order == CUBLASLT_ORDER_ROW ? row * l.ld + col : col * l.ld + row;

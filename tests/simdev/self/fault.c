@@ -13,7 +13,8 @@ START_TEST(fault)
 {
     if (!strcmp(name, "zero_loop"))
         puts(zero_loop(atoi(omit)) ? "the results are right" : "the results are WRONG");
-    else if (fault_of_nccl(name) || fault_of_streams(name) || fault_of_memory(name))
+    else if (fault_of_nccl(name) || fault_of_streams(name) || fault_of_memory(name) ||
+             (fault_of_cudnn && fault_of_cudnn(name)))
         puts("nothing stopped it");
     else
         puts("there is no such fault");

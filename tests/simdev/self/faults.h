@@ -41,6 +41,7 @@ void k_threads(int blocks, int threads, int *out, cudaStream_t s);
 bool fault_of_memory(const char *name);
 bool fault_of_streams(const char *name);
 bool fault_of_nccl(const char *name);
+bool fault_of_cudnn(const char *name) __attribute__((weak)); /* NULL: no cuDNN */
 /* A loop of layers on two devices, as a sharded model runs them: parameters gathered on one stream,
  * used on a second, gradients reduced on a third. omit 1 to 5: without one of its waits. True: the
  * results are right. */

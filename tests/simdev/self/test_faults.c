@@ -9,7 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { PLAIN = 1, ASAN = 2, TSAN = 4, ALL = 7, ORDERS = 8 /* of threads: in all three */ };
+/* ORDERS: of threads, in all three; CUDNN: where it is built in. */
+enum { PLAIN = 1, ASAN = 2, TSAN = 4, ALL = 7, ORDERS = 8, CUDNN = 16 };
 #if defined(__has_feature)
 #define HAS(sanitizer) __has_feature(sanitizer)
 #else
@@ -24,6 +25,7 @@ static const int build = PLAIN;
 #endif
 
 static const char *program; /* fault */
+static bool cudnn;
 static const char race[] = "ThreadSanitizer: data race";
 
 static const struct expected {
@@ -92,6 +94,21 @@ static const struct expected {
     {"destroyed_member", ALL, "a wait has seen nothing happen",
      "ncclAllGather of 64 f32 by rank 0"},
     {"stream_of_other_rank", ALL, "is of device 0, the stream of device 1", NULL},
+    {"cudnn_type", ALL | CUDNN, "4 values of type 23 for attribute 902", "4 of type 3"},
+    {"cudnn_count", ALL | CUDNN, "3 values of type 3 for attribute 902", "4 to 4"},
+    {"cudnn_unknown", ALL | CUDNN, "attribute 904 of a descriptor of kind 17 is not simulated",
+     NULL},
+    {"cudnn_not_set", ALL | CUDNN, "attribute 903 of a descriptor of kind 17 is not set", NULL},
+    {"cudnn_stride", ALL | CUDNN, "array 1: a stride of 7 where 8 elements", NULL},
+    {"cudnn_not_finalized", ALL | CUDNN, "a descriptor of kind 17 that is not finalized", NULL},
+    {"cudnn_finalized", ALL | CUDNN, "a descriptor of kind 17, which is finalized", NULL},
+    {"cudnn_destroyed", ALL | CUDNN, "is no descriptor of cuDNN, or was destroyed", NULL},
+    {"cudnn_misaligned", ALL | CUDNN, "array 1 at", "is not aligned to 16"},
+    {"cudnn_range", ALL | CUDNN, "an array of cudnnBackendExecute", "not inside one live"},
+    {"cudnn_no_workspace", ALL | CUDNN, "an array of cudnnBackendExecute", "not inside one live"},
+    {"cudnn_missing", ALL | CUDNN, "the variant pack has no array 5", NULL},
+    {"cudnn_number_on_device", ALL | CUDNN, "the number 6 is not on the host", NULL},
+    {"cudnn_no_wait", TSAN | CUDNN, race, "cudnnBackendExecute"},
 };
 
 /* Run `fault NAME OMIT` with one more variable of the environment; gives what it prints. */
@@ -123,6 +140,8 @@ START_TEST(stopped)
 {
     static char text[1 << 16];
     const struct expected *e = &table[_i];
+    if (e->builds & CUDNN && !cudnn)
+        return;
     for (int order = 0; (e->builds & build) && order < (e->builds & ORDERS ? 3 : 1); order++) {
         char value[2] = {(char)('0' + order), 0};
         run_fault(e->name, NULL, "SIMDEV_ORDER", value, text, sizeof text);
@@ -196,6 +215,7 @@ END_TEST
 int main(int argc, char **argv)
 {
     program = argc > 1 ? argv[1] : "./fault";
+    cudnn = argc > 2;
     Suite *suite = suite_create("simdev/faults");
     TCase *tc = tcase_create("faults");
     tcase_set_timeout(tc, 120);
