@@ -165,7 +165,11 @@ static void cudnn_number_on_device(void)
 static void cudnn_no_wait(void)
 {
     const dti_cudnn_arrays a = arrays();
-    ck_cuda(cudaMemsetAsync((void *)(uintptr_t)a.k, 0, BYTES, new_stream()));
+    const cudaStream_t other = new_stream();
+    for (int i = 0; i < 2; i++) {
+        ck_cuda(cudaStreamSynchronize(other));
+        ck_cuda(cudaMemsetAsync((void *)(uintptr_t)a.k, 0, BYTES, other));
+    }
     run(&a);
     ck_cuda(cudaDeviceSynchronize());
 }
