@@ -12,7 +12,7 @@
 #define TWO_SQRT_2_OVER_PI (M_2_SQRTPI * M_SQRT2)
 
 enum {
-    RUN = 256, /* elements at once: exponentials of them stay in the first cache */
+    RUN = 512, /* elements at once: exponentials of them stay in the first cache */
     WORK = 8   /* of an exponential, in elements of plain arithmetic */
 };
 

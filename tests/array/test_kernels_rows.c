@@ -278,7 +278,7 @@ END_TEST
 
 START_TEST(elements_are_their_formulas)
 {
-    static const int64_t n[] = {0, 1, 255, 256, 257, 700, 70007};
+    static const int64_t n[] = {0, 1, 255, 511, 512, 513, 700, 70007};
     for (int i = 0; i < DT_COUNT(n); i++)
         for (int kind = 0; kind < KINDS; kind++)
             for (int back = 0; back < (kind < ACT ? 1 : 2); back++)
