@@ -61,6 +61,27 @@ void dti_cuda_memory_destroy(const dti_cuda_memory *memory);
 void dti_cuda_block_taken(void *block, size_t bytes, size_t red_zone);
 void dti_cuda_block_given(void *block, size_t bytes);
 
+/* Copies between the device and pinned memory of the host that the host does not wait for, on two
+ * streams, one each way. A copy comes after what is on the compute stream at the call, and after
+ * the mark, which then stands for its end; streams that have no need of it go on. A mark is of one
+ * thread's device. Errors stay with the device (dt_heap_status). */
+typedef struct dti_cuda_copies_table {
+    dt_status (*pin)(void *host, size_t bytes); /* until then such copies block */
+    void (*unpin)(void *host);
+    /* drop: 0, or the wait that is left out, by its number in array/cuda/copies.c (tests) */
+    dt_status (*open)(int drop, void **streams_out);
+    void (*close)(void *streams); /* Blocks: until all is done */
+    dt_status (*mark)(void **mark_out);
+    void (*unmark)(void *mark);
+    void (*in)(void *streams, void *dst, const void *host, size_t bytes, void *mark);
+    /* Another mark is made to stand for its end too, without being waited for. */
+    void (*out)(void *streams, void *host, const void *src, size_t bytes, void *mark, void *other);
+    /* What comes on the compute stream from now on is after the mark. */
+    void (*wait)(void *streams, void *mark);
+} dti_cuda_copies_table;
+/* NULL where cuda is not built in. */
+const dti_cuda_copies_table *dti_cuda_copies(void);
+
 /* Behind dt_device_count, dt_heap_get_counts, dt_heap_status and dt_heap_stream. */
 int dti_cuda_device_count(void);
 dt_heap_counts dti_cuda_counts(void);

@@ -21,6 +21,11 @@ const dt_optim_kernels *dti_cuda_optim_kernels(void)
     return NULL;
 }
 
+const dti_cuda_copies_table *dti_cuda_copies(void)
+{
+    return NULL;
+}
+
 dt_status dti_cuda_matmul(const dt_matmul_args *p)
 {
     (void)p;

@@ -33,6 +33,8 @@ typedef struct dt_heap_options {
     int64_t fail_after;   /* > 0: that allocation, counted from 1, fails (tests); 0: never */
     size_t reserve_bytes; /* address space, more than is ever used; 0: as much as the machine has */
     int device_ranks;     /* cuda: heaps of as many ranks share the device; 0: 1 */
+    bool pinned;          /* cpu: memory that this thread's GPU copies in the background */
+    int drop_wait;        /* cuda: > 0: a wait of array/cuda/copies.c is left out (tests) */
 } dt_heap_options;
 
 /* Bytes asked for, exact, by tag and together. Peaks restart at dt_heap_reset_peaks. */
@@ -50,6 +52,8 @@ typedef struct dt_heap_stats {
  * cuda: reserve_bytes (0: nine tenths of the device, divided by device_ranks) are taken at once and
  * kept, so that no step asks the driver for memory; blocks are reused in the order of the compute
  * stream of the thread that made the heap.
+ * pinned: memory is pinned 32 MiB or more at a time, where none is free, and stays so: what is
+ * given back serves again. Its thread must have a heap on cuda.
  * Errors: DT_ERR_DEVICE for a device that is not built in, DT_ERR_NOMEM. */
 DT_NODISCARD dt_status dt_heap_create(dt_device device, const dt_heap_options *options,
                                       dt_heap **heap_out);
@@ -102,7 +106,7 @@ typedef struct dt_storage {
     int refs;
     dt_tag tag;
     bool emptied;
-    struct dti_slot *slot; /* where it rests in a file (array/dt_store.h); NULL: nowhere */
+    struct dti_slot *slot; /* where it rests (array/dt_store.h); NULL: here */
 } dt_storage;
 
 /* Give the bytes back to the heap but keep the handle; bring uninitialised bytes back. */

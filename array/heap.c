@@ -9,12 +9,8 @@
 #include "array/heap_internal.h"
 
 #include <assert.h>
-#include <errno.h>
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -55,6 +51,7 @@ struct dt_heap {
     dt_device device;
     size_t limit_bytes;
     int64_t fail_after;
+    int drop_wait;
     dt_heap_stats stats;
     int64_t live_storages;
     dti_pages pages;
@@ -104,6 +101,14 @@ static size_t pages_for(size_t bytes)
     return (bytes + DTI_PAGE - 1) / DTI_PAGE;
 }
 
+static void *take_pages(dt_heap *heap, size_t n)
+{
+    void *block = dti_pages_take(&heap->pages, n);
+    if (block == NULL && heap->pages.grows && dti_pages_grow(&heap->pages, n))
+        block = dti_pages_take(&heap->pages, n);
+    return block;
+}
+
 /* A new span for a class: at least eight blocks, and room on the stack for all of them. */
 static bool carve_span(dt_heap *heap, size_class *c)
 {
@@ -111,7 +116,7 @@ static bool carve_span(dt_heap *heap, size_class *c)
     const int64_t count = (int64_t)(bytes / c->block_bytes);
     if (dt_grow((void **)&c->free, &c->capacity, c->carved + count, sizeof *c->free) != DT_OK)
         return false;
-    char *span = dti_pages_take(&heap->pages, pages_for(bytes));
+    char *span = take_pages(heap, pages_for(bytes));
     if (span == NULL)
         return false;
     c->carved += count;
@@ -135,7 +140,7 @@ static void *take_block(dt_heap *heap, size_t bytes)
 {
     const size_t want = bytes + RED_ZONE;
     void *block = want <= SMALL_MAX ? take_small(heap, &heap->small[class_of(want)])
-                                    : dti_pages_take(&heap->pages, pages_for(want));
+                                    : take_pages(heap, pages_for(want));
     if (block != NULL && heap->device.kind == DT_CPU) {
         UNPOISON(block, bytes);
         POISON((char *)block + bytes, (size_t)RED_ZONE);
@@ -284,6 +289,8 @@ static dt_status find_memory(dt_heap *heap, const dt_heap_options *options)
 {
     size_t bytes = options ? options->reserve_bytes : 0;
     const int ranks = options && options->device_ranks > 0 ? options->device_ranks : 1;
+    if (options && options->pinned)
+        return dti_pages_reserve_pinned(&heap->pages, bytes > 0 ? bytes : machine_bytes());
     if (heap->device.kind == DT_CPU)
         return dti_pages_reserve(&heap->pages, bytes > 0 ? bytes : machine_bytes(), heap->nonce);
     if (is_meta(heap))
@@ -301,6 +308,8 @@ dt_status dt_heap_create(dt_device device, const dt_heap_options *options, dt_he
 {
     DT_REQUIRE((unsigned)device.kind <= DT_META, DT_ERR_DEVICE,
                "device kind %d is none of cpu, cuda and meta", (int)device.kind);
+    DT_REQUIRE(!options || !options->pinned || device.kind == DT_CPU, DT_ERR_DEVICE,
+               "only memory of the host can be pinned");
     dt_heap *heap = calloc(1, sizeof *heap);
     DT_REQUIRE(heap != NULL, DT_ERR_NOMEM, "no memory for a heap");
     heap->device = device;
@@ -309,6 +318,7 @@ dt_status dt_heap_create(dt_device device, const dt_heap_options *options, dt_he
     if (options != NULL && options->limit_bytes > 0)
         heap->limit_bytes = options->limit_bytes;
     heap->fail_after = options != NULL ? options->fail_after : 0;
+    heap->drop_wait = options != NULL ? options->drop_wait : 0;
     for (int c = 0; c < NCLASSES; c++)
         heap->small[c].block_bytes = class_bytes(c);
     if (getrandom(&heap->nonce, sizeof heap->nonce, 0) != (ssize_t)sizeof heap->nonce)
@@ -357,6 +367,11 @@ dt_device dt_heap_device(const dt_heap *heap)
     return heap->device;
 }
 
+int dti_heap_drop_wait(const dt_heap *heap)
+{
+    return heap->drop_wait;
+}
+
 dt_heap_stats dt_heap_get_stats(const dt_heap *heap)
 {
     dt_heap_stats stats = heap->stats;
@@ -376,25 +391,4 @@ dt_heap_map dt_heap_get_map(const dt_heap *heap)
                          .base = heap->pages.base,
                          .bytes = heap->pages.npages * DTI_PAGE,
                          .nonce = heap->nonce};
-}
-
-void *dt_heap_open_map(int pid, const dt_heap_map *theirs)
-{
-    char path[64], name[64] = "", want[64];
-    (void)snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, theirs->fd);
-    const int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0)
-        return NULL;
-    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    (void)snprintf(want, sizeof want, "/memfd:" DTI_HEAP_NAME " (deleted)",
-                   (unsigned long long)theirs->nonce);
-    void *base = MAP_FAILED;
-    if (readlink(path, name, sizeof name - 1) > 0 && strcmp(name, want) == 0)
-        base = mmap(NULL, theirs->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-    else
-        errno = ESTALE;
-    const int error = errno;
-    close(fd);
-    errno = error;
-    return base == MAP_FAILED ? NULL : base;
 }

@@ -16,7 +16,11 @@ typedef struct dti_run {
 typedef struct dti_pages {
     char *base;
     int fd;    /* -1: anonymous memory */
-    bool lent; /* memory of a device, which is not ours to unmap or to trim */
+    bool lent;  /* memory of a device, which is not ours to unmap or to trim */
+    bool grows; /* pinned: pages are free from when their stretch was pinned, and stay so */
+    void **stretch;
+    int64_t nstretches, stretch_capacity;
+    size_t grown; /* pages up to the end of the last stretch */
     size_t npages;
     uint32_t *edge; /* by page: length of the free run that begins or ends there, else 0 */
     dti_run *run;   /* the free runs, ascending by (pages, first) */
@@ -30,6 +34,11 @@ typedef struct dti_pages {
 DT_NODISCARD dt_status dti_pages_reserve(dti_pages *p, size_t bytes, uint64_t nonce);
 /* The same over memory that there is; it must outlive them. Errors: DT_ERR_NOMEM. */
 DT_NODISCARD dt_status dti_pages_lend(dti_pages *p, void *base, size_t bytes);
+/* Address space of this process alone, whose memory comes by dti_pages_grow. Errors: DT_ERR_DEVICE,
+ * DT_ERR_NOMEM. */
+DT_NODISCARD dt_status dti_pages_reserve_pinned(dti_pages *p, size_t bytes);
+/* Pin a stretch of at least n pages more. False: there is none. */
+bool dti_pages_grow(dti_pages *p, size_t n);
 void dti_pages_release(dti_pages *p);
 /* n > 0 pages: the smallest free run that is long enough, its front. NULL: there is none. */
 void *dti_pages_take(dti_pages *p, size_t n);
@@ -37,10 +46,12 @@ void dti_pages_give(dti_pages *p, void *block, size_t n);
 /* Hand the memory of all free runs back to the system. */
 void dti_pages_trim(dti_pages *p);
 
+/* dt_heap_options.drop_wait. */
+int dti_heap_drop_wait(const dt_heap *heap);
 /* A storage with one reference. Errors: DT_ERR_NOMEM. */
 DT_NODISCARD dt_status dti_storage_create(dt_heap *heap, size_t bytes, dt_tag tag,
                                           dt_storage **storage_out);
 /* Drop one reference. */
 void dti_storage_release(dt_storage *storage);
-/* array/store.c: wait for what is read and written, and forget where the storage rests. */
+/* array/store.c: after what is read and written; forget where the storage rests. */
 void dti_slot_release(dt_storage *storage);

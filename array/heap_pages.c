@@ -1,8 +1,10 @@
 /* array/heap_pages.c - address space reserved once, handed out in runs of pages: best fit, split,
  * coalesced when given back. Nothing is written into the pages themselves, so that free ones can
  * return to the system and peers never see bookkeeping. Read next: array/heap.c. */
+#include "array/cuda_internal.h"
 #include "array/heap_internal.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MIN_RESERVE = 64 << 20 };
+enum { MIN_RESERVE = 64 << 20, STRETCH_BYTES = 32 << 20 };
 
 /* Shared memory behind a file descriptor that peers can map; MAP_FAILED where refused. The file is
  * called by its nonce, so that a peer can tell that it has opened the right one. */
@@ -78,7 +80,7 @@ static dti_run remove_run(dti_pages *p, int64_t i)
     return r;
 }
 
-/* One free run of all pages; gives p back on failure. */
+/* One free run of all pages, or of none yet; gives p back on failure. */
 static dt_status make_table(dti_pages *p)
 {
     p->edge = map_private((p->npages + 1) * sizeof *p->edge);
@@ -87,7 +89,8 @@ static dt_status make_table(dti_pages *p)
         dti_pages_release(p);
         return DT_ERROR(DT_ERR_NOMEM, "no memory for the page table of a heap");
     }
-    insert_run(p, (dti_run){.pages = (uint32_t)p->npages});
+    if (!p->grows)
+        insert_run(p, (dti_run){.pages = (uint32_t)p->npages});
     return DT_OK;
 }
 
@@ -113,8 +116,39 @@ dt_status dti_pages_lend(dti_pages *p, void *base, size_t bytes)
     return make_table(p);
 }
 
+dt_status dti_pages_reserve_pinned(dti_pages *p, size_t bytes)
+{
+    DT_REQUIRE(dti_cuda_copies(), DT_ERR_DEVICE, "pinned memory: no cuda in this library");
+    *p = (dti_pages){.fd = -1, .npages = bytes / DTI_PAGE, .grows = true};
+    p->base = map_private(p->npages * DTI_PAGE);
+    DT_REQUIRE(p->base != MAP_FAILED, DT_ERR_NOMEM, "%zu bytes of address space to pin", bytes);
+    return make_table(p);
+}
+
+bool dti_pages_grow(dti_pages *p, size_t n)
+{
+    n = n > STRETCH_BYTES / DTI_PAGE ? n : STRETCH_BYTES / DTI_PAGE;
+    /* A page lies between two stretches: no block, so no copy, goes from one into another. */
+    const size_t first = p->nstretches > 0 ? p->grown + 1 : 0;
+    char *start = p->base + first * DTI_PAGE;
+    if (first + n > p->npages ||
+        dt_grow((void **)&p->stretch, &p->stretch_capacity, p->nstretches + 1,
+                sizeof *p->stretch) != DT_OK ||
+        dt_grow((void **)&p->run, &p->capacity, p->taken + p->nstretches + 4, sizeof *p->run) !=
+            DT_OK ||
+        dti_cuda_copies()->pin(start, n * DTI_PAGE) != DT_OK)
+        return false;
+    p->stretch[p->nstretches++] = start;
+    p->grown = first + n;
+    insert_run(p, (dti_run){.pages = (uint32_t)n, .first = (uint32_t)first});
+    return true;
+}
+
 void dti_pages_release(dti_pages *p)
 {
+    while (p->nstretches > 0)
+        dti_cuda_copies()->unpin(p->stretch[--p->nstretches]);
+    free(p->stretch);
     if (!p->lent)
         munmap(p->base, p->npages * DTI_PAGE);
     if (p->edge != MAP_FAILED)
@@ -128,9 +162,10 @@ void dti_pages_release(dti_pages *p)
 void *dti_pages_take(dti_pages *p, size_t n)
 {
     const int64_t i = lower_bound(p, n, 0);
-    /* Giving back must not fail: between k runs in use lie at most k + 1 free ones. */
-    if (i == p->nruns ||
-        dt_grow((void **)&p->run, &p->capacity, p->taken + 3, sizeof *p->run) != DT_OK)
+    /* Giving back must not fail: between k runs in use lie at most k + 1 free ones, and one more
+     * for each stretch. */
+    if (i == p->nruns || dt_grow((void **)&p->run, &p->capacity, p->taken + 3 + p->nstretches,
+                                 sizeof *p->run) != DT_OK)
         return NULL;
     const dti_run r = remove_run(p, i);
     const uint32_t pages = (uint32_t)n;
@@ -166,7 +201,7 @@ void dti_pages_give(dti_pages *p, void *block, size_t n)
 void dti_pages_trim(dti_pages *p)
 {
     const int advice = p->fd >= 0 ? MADV_REMOVE : MADV_DONTNEED;
-    if (p->lent)
+    if (p->lent || p->grows)
         return;
     for (int64_t i = 0; i < p->nruns; i++) {
         dti_run *r = &p->run[i];
@@ -180,4 +215,25 @@ void dti_pages_trim(dti_pages *p)
             r->dirty = 0;
         }
     }
+}
+
+void *dt_heap_open_map(int pid, const dt_heap_map *theirs)
+{
+    char path[64], name[64] = "", want[64];
+    (void)snprintf(path, sizeof path, "/proc/%d/fd/%d", pid, theirs->fd);
+    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return NULL;
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    (void)snprintf(want, sizeof want, "/memfd:" DTI_HEAP_NAME " (deleted)",
+                   (unsigned long long)theirs->nonce);
+    void *base = MAP_FAILED;
+    if (readlink(path, name, sizeof name - 1) > 0 && strcmp(name, want) == 0)
+        base = mmap(NULL, theirs->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+    else
+        errno = ESTALE;
+    const int error = errno;
+    close(fd);
+    errno = error;
+    return base == MAP_FAILED ? NULL : base;
 }

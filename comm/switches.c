@@ -130,5 +130,9 @@ dt_status dti_switches_read(dt_world *world)
     const int64_t failing = dt_world_fault_number(world, "alloc");
     if (failing > 0)
         world->heap_options.fail_after = failing;
+    enum { OF_NCCL = 3 }; /* the waits of comm/nccl_call.c come before those of copies */
+    const int64_t dropped = dt_world_fault_number(world, "drop_event");
+    if (dropped > OF_NCCL)
+        world->heap_options.drop_wait = (int)dropped - OF_NCCL;
     return DT_OK;
 }

@@ -103,7 +103,9 @@ static const dt_option table[] = {
     CHOICE("recompute", "none", "none|full|selective",
            "what backward makes again: nothing, layers, layers but for products and attention"),
     CHOICE("offload.what", "none", "none|optimizer|all",
-           "what rests in a file between uses: the optimizer's state, and sharded parameters"),
+           "what rests elsewhere between uses: the optimizer's state, and sharded parameters"),
+    CHOICE("offload.to", "files", "files|host",
+           "where: in files, or in memory of the host, on cuda pinned (cpu: where they are)"),
     TEXT("offload.dir", NULL, "folder for these files, one a rank; they go at the end"),
     TEXT("checkpoint.dir", NULL,
          "folder for checkpoints (docs/checkpoint.md): after the last step, on SIGUSR1, and on "
@@ -246,6 +248,20 @@ static dt_status fill_exclude(const char *text, train_config *c)
     return DT_OK;
 }
 
+static dt_status fill_offload(const dt_options *o, train_config *c)
+{
+    const char *what = dt_options_string(o, "offload.what");
+    const char *to = dt_options_string(o, "offload.to");
+    c->offload_dir = dt_options_string(o, "offload.dir");
+    c->offload_params = strcmp(what, "all") == 0;
+    c->offload_host = strcmp(to, "host") == 0 && strcmp(what, "none") != 0;
+    DT_REQUIRE(!c->offload_dir == (strcmp(what, "none") == 0 || c->offload_host), DT_ERR_ARG,
+               "offload.what=%s, offload.to=%s %s; legal: offload.what=optimizer or all together "
+               "with offload.dir or with offload.to=host, or none of them",
+               what, to, c->offload_dir ? "with offload.dir" : "without offload.dir");
+    return DT_OK;
+}
+
 static dt_status fill_checkpoint(const dt_options *o, train_config *c)
 {
     c->checkpoint_dir = dt_options_string(o, "checkpoint.dir");
@@ -332,13 +348,7 @@ static dt_status fill(const dt_options *o, train_config *c)
     DT_TRY(dt_dtype_parse(dt_options_string(o, "dtype.param"), &c->param_dtype));
     c->device = strcmp(dt_options_string(o, "device"), "cuda") == 0 ? DT_CUDA : DT_CPU;
     DT_TRY(dt_dtype_parse(dt_options_string(o, "dtype.reduce"), &c->reduce_dtype));
-    const char *what = dt_options_string(o, "offload.what");
-    c->offload_dir = dt_options_string(o, "offload.dir");
-    c->offload_params = strcmp(what, "all") == 0;
-    DT_REQUIRE(!c->offload_dir == (strcmp(what, "none") == 0), DT_ERR_ARG,
-               "offload.what=%s %s; legal: offload.what=optimizer or all together with "
-               "offload.dir, or neither",
-               what, c->offload_dir ? "with offload.dir" : "without offload.dir");
+    DT_TRY(fill_offload(o, c));
     DT_TRY(fill_checkpoint(o, c));
     c->ranks = (int)dt_options_int(o, "ranks");
     fill_log(o, c);

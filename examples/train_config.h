@@ -41,7 +41,8 @@ typedef struct train_config {
     dt_device_kind device;
     dt_dtype param_dtype, reduce_dtype;
     bool f64;                /* everything, with param_dtype f32; for checks: no key */
-    const char *offload_dir; /* NULL: nothing is offloaded */
+    const char *offload_dir; /* of the files that the optimizer's state rests in; NULL: none */
+    bool offload_host;       /* it rests in memory of the host */
     bool offload_params;     /* beside the optimizer's state */
     const char *checkpoint_dir;       /* NULL: none */
     dt_checkpoint_options checkpoint; /* but for what the run fills in */

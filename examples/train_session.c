@@ -111,7 +111,7 @@ dt_status train_session_lay_out(train_session *s, dt_device device)
     DT_TRY(dt_model_create(c->model_config, &s->model, &s->facts));
     DT_TRY(list_params(s));
     DT_TRY(parallelize(s, device));
-    if (c->offload_dir && device.kind != DT_META)
+    if ((c->offload_dir || c->offload_host) && device.kind != DT_META)
         DT_TRY(dt_world_agree_sync(s->world, dt_store_create(dt_mesh_heap(s->mesh), c->offload_dir,
                                                              dt_world_rank(s->world), &s->store)));
     for (int i = 0; i < nparts(s); i++) {

@@ -51,8 +51,8 @@ typedef struct dt_fsdp_options {
     /* Dim of p->shape that is sharded; negative: not sharded (stays as it is). NULL: dim 0. */
     int (*shard_dim)(const dt_param *p, void *arg);
     void *shard_dim_arg;
-    /* Offload: the file in which shards rest, but for the time of their gather; NULL: in memory.
-     * Optimizer state: dt_adamw_options.store. */
+    /* Offload: the file, or memory of the host, in which shards rest but for the time of their
+     * gather; NULL: where they are used. Optimizer state: dt_adamw_options.store. */
     dt_store *store;
 } dt_fsdp_options;
 

@@ -37,10 +37,10 @@ typedef struct dti_group {
     dt_fsdp_options options;
     uint8_t shard_axes, replicate_axes; /* bits */
     bool is_root, grad_sync, reshard_after_backward;
-    int n, nmoving; /* nmoving: members that are no alias, or rest in a file */
+    int n, nmoving; /* nmoving: members that are no alias, or rest elsewhere */
     dti_member *member;
     dti_state state;
-    bool reading; /* DTI_SHARDED, options.store: shards come from the file, ahead of their gather */
+    bool reading; /* DTI_SHARDED, options.store: shards come from there, ahead of their gather */
     dt_moving *gather;
     dt_local *gathered; /* room for the results of `gather`, gathering of them */
     int gathering;

@@ -7,7 +7,7 @@
 
 #include <stdlib.h>
 
-/* ---- shards that rest in a file ---- */
+/* ---- shards that rest elsewhere ---- */
 
 static dt_storage *shard_of(const dti_member *mb)
 {

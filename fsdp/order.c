@@ -3,7 +3,7 @@
  *   forward    gather i (unless it was gathered ahead), wait i, gather i+1 ahead, run, free i
  *   backward   gather i, wait i, gather i-1 ahead, run, begin to reduce i, free i
  *   end        of the root's backward: finish reductions, free what was gathered ahead for nothing
- *   offload    the shards of one group more than are gathered ahead are read from their file
+ *   offload    the shards of one group more than are gathered ahead are read from where they rest
  *
  * "i+1" is the group whose pass began after i's in the first forward of the root; "i-1" the one
  * whose pass ended before i's did, which also holds for groups inside of groups. Nothing depends

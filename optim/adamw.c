@@ -141,7 +141,7 @@ static dt_status put_and_close(dt_storage *storage)
     return DT_OK;
 }
 
-static bool rests_in_file(const dt_optim_state *s)
+static bool rests_elsewhere(const dt_optim_state *s)
 {
     return dt_tensor_local(s->param->tensor)->storage->slot || s->exp_avg.storage->slot;
 }
@@ -211,7 +211,7 @@ dt_status dt_optim_step(dt_optim *optim, double lr, double grad_scale)
         if (i + 1 < optim->n)
             DT_TRY(for_storages(&optim->state[i + 1], dt_storage_prefetch));
         DT_TRY(add(&list, &optim->state[i], args));
-        if (rests_in_file(&optim->state[i]))
+        if (rests_elsewhere(&optim->state[i]))
             update(&list);
         DT_TRY(for_storages(&optim->state[i], put_and_close));
     }

@@ -33,7 +33,7 @@ DT_NODISCARD dt_status dt_optim_step(dt_optim *optim, double lr, double grad_sca
 int64_t dt_optim_steps(const dt_optim *optim);
 void dt_optim_set_steps(dt_optim *optim, int64_t steps);
 /* State of one parameter, for checkpoints: exp_avg, exp_avg_sq, master (no storage where the
- * parameter itself is enough). Bytes that rest in a file: dt_storage_open. */
+ * parameter itself is enough). Bytes that rest elsewhere: dt_storage_open. */
 typedef struct dt_optim_state {
     dt_param *param;
     dt_array exp_avg, exp_avg_sq, master;

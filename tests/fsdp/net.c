@@ -86,7 +86,7 @@ dt_status net_open(const net_case *c, dt_world *world, net *n)
         DT_TRY(dt_parallelize_module(n->root, n->mesh, "tp", &plan));
     for (int i = 0; i < c->blocks; i++)
         dt_recompute(n->block[i], c->recompute);
-    if (c->offload_dir)
+    if (c->offload_dir || c->offload_host)
         DT_TRY(dt_store_create(dt_mesh_heap(n->mesh), c->offload_dir, dt_world_rank(world),
                                &n->store));
     adam.store = n->store;
@@ -244,10 +244,13 @@ static dt_status train(dt_world *world, void *arg)
     net n;
     net_run run = {0};
     DT_TRY(net_open(j->c, world, &n));
+    dt_heap *heap = dt_mesh_heap(n.mesh);
     for (int s = 0; s < j->c->steps; s++) {
+        const int64_t waits = dt_heap_get_counts(heap).waits;
         dt_world_reset_counts(world);
         dt_trace_clear(n.trace);
         DT_TRY(net_step(&n, s, &run.loss[s]));
+        run.waits = dt_heap_get_counts(heap).waits - waits;
     }
     DT_TRY(net_events(&n, run.events));
     run.counts = dt_world_counts(world);

@@ -27,6 +27,7 @@ typedef struct net_case {
     bool stops;              /* a barrier after each forward and before the optimizer */
     bool last_sync_only;     /* gradients stay unsharded until the last microbatch */
     const char *offload_dir; /* where optimizer state rests; NULL: in memory */
+    bool offload_host;       /* ... there instead: dt_store_create without a folder */
     bool offload_params;     /* and shards too */
 } net_case;
 
@@ -48,6 +49,7 @@ typedef struct net_run {
     int64_t count;
     float *weight;         /* all parameters one after the other, whole */
     dt_counts counts;      /* of the last step */
+    int64_t waits;         /* of the host for the device, in the last step */
     char events[NET_TEXT]; /* the same, see net_events */
 } net_run;
 

@@ -1,7 +1,7 @@
 /* tests/fsdp/test_offload.c - shards and optimizer state that rest in a file: no bit of training
  * changes, memory falls to what docs/fsdp.md says, files are read one group ahead, and damage ends
  * all ranks with its name. */
-#include "tests/fsdp/net.h"
+#include "tests/fsdp/resident.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -79,83 +79,13 @@ END_TEST
 
 /* ---- memory ---- */
 
-/* The most bytes that two parameters, neighbours in the optimizer's order, have here. */
-static int64_t neighbours(dt_module *m)
-{
-    int n = 0;
-    int64_t most = 0, last = 0;
-    dt_param *const *p = dt_module_params(m, &n);
-    for (int i = 0; i < n; i++) {
-        const int64_t bytes = (int64_t)dt_array_bytes(dt_tensor_local(p[i]->tensor));
-        most = last + bytes > most ? last + bytes : most;
-        last = bytes;
-    }
-    return most;
-}
-
-/* Peaks since the last call, of parameters and of optimizer state. */
-static dt_status peaks_are(dt_heap *heap, const char *when, int64_t params, int64_t optimizer)
-{
-    const dt_heap_stats s = dt_heap_get_stats(heap);
-    if (dt_heap_device(heap).kind == DT_META)
-        (void)printf("  %s: parameters %lld, formula %lld; optimizer %lld, formula %lld bytes\n",
-                     when, (long long)s.peak[DT_TAG_PARAMETER], (long long)params,
-                     (long long)s.peak[DT_TAG_OPTIMIZER], (long long)optimizer);
-    TEST_THAT(s.peak[DT_TAG_PARAMETER] == params && s.peak[DT_TAG_OPTIMIZER] == optimizer,
-              "%s: parameters %lld, not %lld; optimizer %lld, not %lld", when,
-              (long long)s.peak[DT_TAG_PARAMETER], (long long)params,
-              (long long)s.peak[DT_TAG_OPTIMIZER], (long long)optimizer);
-    dt_heap_reset_peaks(heap);
-    return DT_OK;
-}
-
-static int64_t larger(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static dt_status resident_body(dt_world *world, void *arg)
-{
-    const net_case *c = arg;
-    const int ahead = c->options.prefetch < 0 ? 0 : c->options.prefetch ? c->options.prefetch : 1;
-    net n;
-    double loss = 0;
-    dt_tensor *l = NULL;
-    DT_TRY(net_open(c, world, &n));
-    const int64_t S = dt_module_local_bytes(n.root), B = dt_module_local_bytes(n.block[0]);
-    const int64_t passes = larger(S - c->blocks * B, (1 + ahead) * B), pair = neighbours(n.root);
-    dt_heap *heap = dt_mesh_heap(n.mesh);
-    dt_heap_reset_peaks(heap);
-    DT_TRY(peaks_are(heap, "at rest", c->offload_params ? 0 : S, 0));
-    const dt_heap_stats rest = dt_heap_get_stats(heap);
-    const int64_t ring = /* on the host */
-        test_device_kind() == DT_CPU ? DT_STORE_BUFFERS * DT_STORE_BUFFER_BYTES : 0;
-    TEST_THAT(rest.live_total == (c->offload_params ? 0 : S) + ring, "%lld bytes at rest",
-              (long long)rest.live_total);
-    DT_TRY(net_step(&n, 0, &loss));
-    for (int step = 1; step < 3; step++) {
-        dt_heap_reset_peaks(heap);
-        DT_TRY(net_forward(&n, step, false, &l));
-        DT_TRY(peaks_are(heap, "forward", c->offload_params ? passes : S, 0));
-        DT_TRY(dt_backward(n.t, l));
-        DT_TRY(peaks_are(heap, "backward", c->offload_params ? (1 + ahead) * B : S, 0));
-        DT_TRY(dt_module_reduce_grads(n.root));
-        DT_TRY(dt_optim_step(n.optim, 1e-2, 1));
-        DT_TRY(peaks_are(heap, "optimizer", c->offload_params ? pair : S, 2 * pair));
-        dt_module_clear_grads(n.root);
-        dt_tape_reset(n.t, NULL);
-    }
-    net_close(&n);
-    return DT_OK;
-}
-
 START_TEST(resident_bytes)
 {
     net_case c = usual(2, _i % 2, (dt_fsdp_options){.prefetch = _i / 2 ? _i / 2 : -1});
     c.n = 64;
     c.hidden = 256;
     make_folder();
-    test_ranks(2, resident_body, &c);
+    test_ranks(2, net_resident_body, &c);
     remove_folder();
 }
 END_TEST
@@ -202,11 +132,11 @@ static dt_status wide_body(dt_world *world, dt_store **store, dt_mesh **mesh, dt
                  "optimizer %lld bytes\n",
                  (long long)S, (long long)(2 * S));
     dt_heap_reset_peaks(heap);
-    DT_TRY(peaks_are(heap, "at rest", 0, 0));
+    DT_TRY(net_peaks_are(heap, "at rest", 0, 0));
     DT_TRY(wide_step(*model, *mesh, *t));
-    DT_TRY(peaks_are(heap, "passes", larger(S - 8 * B, 2 * B), 0));
+    DT_TRY(net_peaks_are(heap, "passes", S - 8 * B > 2 * B ? S - 8 * B : 2 * B, 0));
     DT_TRY(dt_optim_step(*optim, 1e-3, 1));
-    DT_TRY(peaks_are(heap, "optimizer", neighbours(*model), 2 * neighbours(*model)));
+    DT_TRY(net_peaks_are(heap, "optimizer", net_neighbours(*model), 2 * net_neighbours(*model)));
     return DT_OK;
 }
 

@@ -96,6 +96,7 @@ static dt_status configure(const law_case *c, paths *p, train_config *config)
         .reshard_after_forward = !c->keep_gathered,
         .reshard_size = c->reshard_size,
         .offload_dir = c->offload_dir,
+        .offload_host = c->offload_host,
         .offload_params = c->offload_params,
         .device = test_device_kind(),
         .param_dtype = c->param_dtype,

@@ -52,7 +52,8 @@ typedef struct law_case {
     dt_dtype param_dtype, reduce_dtype;
     bool f64;                      /* everything */
     const char *offload_dir;       /* where optimizer state rests; NULL: in memory */
-    bool offload_params;           /* with offload_dir: shards too */
+    bool offload_host;             /* it rests in memory of the host */
+    bool offload_params;           /* with one of these: shards too */
 } law_case;
 
 /* Run on every rank; rank 0's results. Errors as dt_status, with trace. */

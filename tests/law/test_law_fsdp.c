@@ -86,7 +86,7 @@ START_TEST(recomputing_changes_no_bit)
 }
 END_TEST
 
-/* Optimizer state offloaded, and shards too. */
+/* Optimizer state offloaded to files, shards too, all to memory of the host. */
 static void check_offload(law_case c)
 {
     char folder[] = "/tmp/law_offload_XXXXXX";
@@ -94,9 +94,10 @@ static void check_offload(law_case c)
     c.steps = 3;
     ck_ok(law_train(&c, &plain));
     ck_assert(mkdtemp(folder));
-    c.offload_dir = folder;
-    for (int all = 0; all < 2; all++) {
-        c.offload_params = all;
+    for (int way = 0; way < (test_device_kind() == DT_CUDA ? 3 : 2); way++) {
+        c.offload_params = way > 0;
+        c.offload_host = way == 2;
+        c.offload_dir = way < 2 ? folder : NULL;
         ck_ok(law_train(&c, &away));
         ck_assert(away.final_loss == plain.final_loss && away.loss[2] == plain.loss[2]);
         ck_assert(away.norm[2] == plain.norm[2]);

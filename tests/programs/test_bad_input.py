@@ -67,6 +67,8 @@ if run([TRAIN, *BASE, "--train.steps=1", "--device=cuda"])[0] != 0:
 
 bad("offload to nowhere", BASE + ["--offload.what=all"], "offload.what=all", "offload.dir", ways=["one"])
 bad("a folder for nothing", BASE + ["--offload.dir=" + suite.folder], "offload.what=none", "optimizer or all", ways=["one"])
+bad("a folder and the host", BASE + ["--offload.what=all", "--offload.to=host", "--offload.dir=" + suite.folder], "offload.to=host",
+    "with offload.dir", ways=["one"])
 bad("offload below a file", BASE + ["--offload.what=optimizer", "--offload.dir=" + text + "/scratch"], "offload.dir", "text.txt/scratch",
     "Not a directory")
 bad("offload past a file", BASE + ["--offload.what=all", "--offload.dir=" + os.path.dirname(suite.path("taken", "x"))], "offload.0",

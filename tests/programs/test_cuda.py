@@ -7,7 +7,8 @@ from programs import TRAIN, run
 KILL_AT = 120  # writes, links and removals of files: in the second of three saves
 suite.equal(steps_of(whole), ["step-00000002", "step-00000004", "step-00000006"], "steps")
 for name, more in [("sync", []), ("async", ["--checkpoint.async"]),
-                   ("offload", ["--offload.what=all", "--offload.dir=" + suite.path("resting")])]:
+                   ("offload", ["--offload.what=all", "--offload.dir=" + suite.path("resting")]),
+                   ("offload_host", ["--offload.what=all", "--offload.to=host"])]:
     path, args = folder(name)
     arguments = BASE + args + more + ["--checkpoint.every=2"]
     status, out, err = run(command("threads", arguments), {"DT_FAULT": "checkpoint_kill:%d" % KILL_AT})
