@@ -24,6 +24,11 @@ typedef struct dt_matmul_args {
     double alpha, beta; /* applied as f32 unless f64; beta = 0 does not read C */
     const void *bias;   /* [n] in C's dtype: added to every row of C before it is rounded, with
                            beta 0; NULL: none */
+    /* Of one product with alpha 1, beta 0 and no bias: where the sums of op(B)'s columns [n], or of
+     * op(A)'s rows [m], go in C's dtype, if the device (cuda) makes them in the same launch, which
+     * *summed tells; NULL: nowhere. */
+    void *sums;
+    bool sums_of_a, *summed;
 } dt_matmul_args;
 
 /* dt_matmul_run - (dt_matmul is the op on tensors.) 16-bit inputs are summed in f32 and rounded

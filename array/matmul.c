@@ -224,6 +224,9 @@ static dt_status check_args(const dt_matmul_args *p)
                (long long)rows_b(p).cols, (long long)p->n);
     DT_REQUIRE(p->bias == NULL || p->beta == 0, DT_ERR_ARG,
                "beta=%g with a bias: C would have to be read; give beta 0", p->beta);
+    DT_REQUIRE(!p->sums || (p->batch == 1 && !p->bias && p->alpha == 1 && p->beta == 0), DT_ERR_ARG,
+               "batch=%lld alpha=%g beta=%g bias=%d: sums are made of one product, with 1, 0 and 0",
+               (long long)p->batch, p->alpha, p->beta, p->bias != NULL);
     return DT_OK;
 }
 
@@ -234,6 +237,8 @@ dt_status dt_matmul_run(const dt_matmul_args *args)
     p.ldb = p.ldb == 0 ? rows_b(&p).cols : p.ldb;
     p.ldc = p.ldc == 0 ? p.n : p.ldc;
     DT_TRY(check_args(&p));
+    if (p.sums)
+        *p.summed = false;
     if (p.m == 0 || p.n == 0 || p.batch == 0)
         return DT_OK;
     if (p.device == DT_CUDA)

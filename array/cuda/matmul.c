@@ -22,7 +22,7 @@ enum {
 
 /* What an algorithm depends on; compared as bytes. */
 typedef struct product_key {
-    int64_t dtype, dtype_c, trans_a, trans_b, bias, batch, m, n, k, lda, ldb, ldc;
+    int64_t dtype, dtype_c, trans_a, trans_b, epilogue, batch, m, n, k, lda, ldb, ldc;
     int64_t stride_a, stride_b, stride_c, align_a, align_b, align_c, align_d;
 } product_key;
 
@@ -96,14 +96,28 @@ static int64_t alignment(const void *p)
     return lowest == 0 || lowest > ALIGNED ? ALIGNED : (int64_t)lowest;
 }
 
+/* What is added to all rows, or summed: never both. */
+static const void *vector_of(const dt_matmul_args *p)
+{
+    return p->sums ? p->sums : p->bias;
+}
+
+/* cuBLASLt's first operand, its A, is our B. */
+static uint32_t epilogue_of(const dt_matmul_args *p)
+{
+    if (p->sums)
+        return p->sums_of_a ? CUBLASLT_EPILOGUE_BGRADB : CUBLASLT_EPILOGUE_BGRADA;
+    return p->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
 static product_key key_of(const dt_matmul_args *p)
 {
-    const int64_t align_bias = alignment(p->bias), align_c = alignment(p->c);
+    const int64_t align_bias = alignment(vector_of(p)), align_c = alignment(p->c);
     return (product_key){.dtype = p->dtype,
                          .dtype_c = p->dtype_c,
                          .trans_a = p->trans_a,
                          .trans_b = p->trans_b,
-                         .bias = p->bias != NULL,
+                         .epilogue = epilogue_of(p),
                          .batch = p->batch,
                          .m = p->m,
                          .n = p->n,
@@ -133,9 +147,10 @@ static cublasStatus_t set(const product *x, cublasLtMatmulDescAttributes_t what,
     return cublasLtMatmulDescSetAttribute(x->desc, what, value, bytes);
 }
 
-static cublasStatus_t set_bias(const product *x, const void *bias)
+static cublasStatus_t set_vector(const product *x, const dt_matmul_args *p)
 {
-    return set(x, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    const void *vector = vector_of(p);
+    return set(x, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector, sizeof vector);
 }
 
 static cublasStatus_t create_desc(product *x, const dt_matmul_args *p)
@@ -144,16 +159,16 @@ static cublasStatus_t create_desc(product *x, const dt_matmul_args *p)
     const int32_t first = p->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N,
                   second = p->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N,
                   bias_type = (int32_t)data_type(p->dtype_c);
-    const uint32_t epilogue = p->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    const uint32_t epilogue = epilogue_of(p);
     TRY_BLAS(cublasLtMatmulDescCreate(&x->desc, wide ? CUBLAS_COMPUTE_64F : CUBLAS_COMPUTE_32F,
                                       wide ? CUDA_R_64F : CUDA_R_32F));
     TRY_BLAS(set(x, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
     TRY_BLAS(set(x, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
     TRY_BLAS(set(x, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-    if (!p->bias)
+    if (!vector_of(p))
         return CUBLAS_STATUS_SUCCESS;
     TRY_BLAS(set(x, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof bias_type));
-    return set_bias(x, p->bias);
+    return set_vector(x, p);
 }
 
 /* The transpose of `rows` rows of `cols` numbers, as they are stored. */
@@ -284,8 +299,8 @@ static cublasStatus_t run(cublasLtHandle_t handle, const product *x, const dt_ma
     const float alpha = (float)p->alpha, beta = (float)p->beta;
     const bool wide = p->dtype == DT_F64;
     TRY_BLAS(x->status);
-    if (p->bias)
-        TRY_BLAS(set_bias(x, p->bias));
+    if (vector_of(p))
+        TRY_BLAS(set_vector(x, p));
     void *room = dti_gpu_scratch(x->workspace_bytes);
     TRY_BLAS(room || x->workspace_bytes == 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED);
     return cublasLtMatmul(handle, x->desc, wide ? (const void *)&p->alpha : &alpha, p->b, x->first,
@@ -293,8 +308,8 @@ static cublasStatus_t run(cublasLtHandle_t handle, const product *x, const dt_ma
                           x->c, &x->algo, room, x->workspace_bytes, dti_gpu_stream());
 }
 
-/* cuBLASLt adds no bias in f64, and may not at every alignment. */
-static bool adds_bias(products *all, const dt_matmul_args *p)
+/* cuBLASLt adds and sums no vector in f64, and may not at every alignment. */
+static bool has_epilogue(products *all, const dt_matmul_args *p)
 {
     return p->k > 0 && p->dtype != DT_F64 && find_product(all, p)->status == CUBLAS_STATUS_SUCCESS;
 }
@@ -304,11 +319,13 @@ dt_status dti_cuda_matmul(const dt_matmul_args *args)
     dt_matmul_args p = *args;
     products *all;
     DT_TRY(get_products(&all));
-    if (p.bias && !adds_bias(all, &p)) {
+    if (p.bias && !has_epilogue(all, &p)) {
         spread_bias(&p);
         p.bias = NULL;
         p.beta = 1;
     }
+    if (p.sums && !has_epilogue(all, &p))
+        p.sums = NULL;
     if (p.k == 0) {
         scale_c(&p);
         return dti_cuda_status();
@@ -319,5 +336,7 @@ dt_status dti_cuda_matmul(const dt_matmul_args *args)
                (long long)p.m, (long long)p.n, (long long)p.k, (long long)p.batch,
                cublasLtGetStatusName(st));
     dti_gpu_count_launch();
+    if (p.sums)
+        *p.summed = true;
     return dti_cuda_status();
 }

@@ -1,7 +1,8 @@
 /* dtensor/ops/linear.c - y = x w^T + b, and y = x w + b for weights stored [in, out].
  *
  * forward    y[r, n] = sum over k of x[r, k] w[n, k] + b[n], rounded once
- * backward   dx = dy w, dw = dy^T x, db = sum of dy's rows (in f64, in order)
+ * backward   dx = dy w, dw = dy^T x, db = sum of dy's rows (in f64, in order; on cuda in f32, with
+ *            dw in one launch where cuBLASLt can)
  * rule       "...k,nk+n->...n"; "...k,kn+n->...n", or with n = (c, n) or (c, h, d). Linear in every
  *            operand. Column parallel: w S(n), x R: y S, dx P. Row parallel: x and w S(k): y P, b
  *            added once.
@@ -64,11 +65,12 @@ static dt_status input_gradient(dt_op_call *c)
     return DT_OK;
 }
 
-static dt_status weight_gradient(dt_op_call *c)
+static dt_status weight_gradient(dt_op_call *c, bool *made_db)
 {
     const dt_array *dy = &c->dout[0], *x = &c->in[0];
     const sizes s = sizes_of(c, x->shape, c->din[1].shape);
     const bool in_out = is_in_out(c);
+    const bool alike = (c->need & 4) && c->din[2].dtype == c->din[1].dtype;
     DT_TRY(dt_op_multiply(c, &(dt_matmul_args){.dtype = dy->dtype,
                                                .dtype_c = c->din[1].dtype,
                                                .trans_a = true,
@@ -79,26 +81,35 @@ static dt_status weight_gradient(dt_op_call *c)
                                                .a = dt_array_data(in_out ? x : dy),
                                                .b = dt_array_data(in_out ? dy : x),
                                                .c = dt_array_data(&c->din[1]),
-                                               .alpha = 1}));
+                                               .alpha = 1,
+                                               .sums = alike ? dt_array_data(&c->din[2]) : NULL,
+                                               .sums_of_a = !in_out,
+                                               .summed = made_db}));
     return DT_OK;
 }
 
-static void bias_gradient(dt_op_call *c)
+static dt_status bias_gradient(dt_op_call *c)
 {
     const dt_array *dy = &c->dout[0];
-    dt_array *db = &c->din[2];
+    dt_array *db = &c->din[2], *sum = db;
     const int64_t n = dt_array_count(db), rows = n ? dt_array_count(dy) / n : 0;
-    dti_math(c)->sum(dy->dtype, 1, rows, n, dt_array_data(dy), dt_array_data(db));
+    if (dy->dtype != db->dtype)
+        DT_TRY(dt_op_scratch(c, dy->dtype, db->shape, &sum));
+    dti_math(c)->sum(dy->dtype, 1, rows, n, dt_array_data(dy), dt_array_data(sum));
+    if (sum != db)
+        dt_array_cast(db, sum);
+    return DT_OK;
 }
 
 static dt_status backward(dt_op_call *c)
 {
     if (c->need & 1)
         DT_TRY(input_gradient(c));
+    bool made_db = false;
     if (c->need & 2)
-        DT_TRY(weight_gradient(c));
-    if (c->need & 4)
-        bias_gradient(c);
+        DT_TRY(weight_gradient(c, &made_db));
+    if ((c->need & 4) && !made_db)
+        DT_TRY(bias_gradient(c));
     return DT_OK;
 }
 
@@ -122,7 +133,7 @@ const dt_op dt_op_linear = {.name = "linear",
                             .backward = backward,
                             .saves = {DT_SAVE_IN(1), DT_SAVE_IN(0)},
                             .keep = true,
-                            .wide_grad = 1u << 1,
+                            .wide_grad = 1u << 1 | 1u << 2,
                             .handles_half = true};
 
 const dt_op dt_op_linear_in_out = {.name = "linear_in_out",
@@ -135,7 +146,7 @@ const dt_op dt_op_linear_in_out = {.name = "linear_in_out",
                                    .backward = backward,
                                    .saves = {DT_SAVE_IN(1), DT_SAVE_IN(0)},
                                    .keep = true,
-                                   .wide_grad = 1u << 1,
+                                   .wide_grad = 1u << 1 | 1u << 2,
                                    .handles_half = true};
 
 dt_tensor *(dt_linear)(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *b)

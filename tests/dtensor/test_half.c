@@ -214,11 +214,12 @@ START_TEST(casts)
 }
 END_TEST
 
+enum { ROWS = 100, IN = 8, OUT = 3 };
+
 /* dw of a product of bf16 operands, whose leaf takes f32: not rounded, and added in f32 to what
  * another op leaves in bf16. Without: rounded. */
 static dt_status wide_gradients_body(dt_world *world, void *arg)
 {
-    enum { ROWS = 100, IN = 8, OUT = 3 };
     (void)arg;
     place_bench b;
     DT_TRY(place_open(&b, world));
@@ -260,6 +261,64 @@ START_TEST(gradients_of_products_stay_wide)
 }
 END_TEST
 
+/* Launches of a linear's backward, with or without a bias. */
+static dt_status biased(place_bench *b, dt_dtype dtype, int wide, bool in_out, bool with,
+                        int64_t *launches)
+{
+    dt_tensor *x = NULL, *w = NULL, *bias = NULL, *grad = NULL;
+    float db[OUT];
+    DT_TRY(place_grad_leaf(b, DT_SHAPE(ROWS, IN), "", dtype, 1, &x));
+    DT_TRY(place_grad_leaf(b, in_out ? DT_SHAPE(IN, OUT) : DT_SHAPE(OUT, IN), "", dtype, 2, &w));
+    if (with)
+        DT_TRY(place_grad_leaf(b, DT_SHAPE(OUT), "", dtype, 3, &bias));
+    dt_tensor_set_wide_grad(w, wide);
+    if (with)
+        dt_tensor_set_wide_grad(bias, wide);
+    dt_tensor *y = in_out ? dt_linear_in_out(b->t, x, w, bias) : dt_linear(b->t, x, w, bias);
+    const int64_t before = dt_heap_get_counts(b->heap).launches;
+    DT_TRY(dt_backward(b->t, dt_sum(b->t, y, 0))); /* dy is 1 */
+    *launches = dt_heap_get_counts(b->heap).launches - before;
+    if (with) {
+        dt_local *g = dt_tensor_grad(bias);
+        TEST_THAT(g->array.dtype == (wide ? DT_F32 : dtype), "db is %s",
+                  dt_dtype_name(g->array.dtype));
+        DT_TRY(dt_from_array(g->layout, &g->array, &grad));
+        DT_TRY(dt_tensor_read_f32_sync(grad, db));
+        for (int i = 0; i < OUT; i++)
+            TEST_THAT(db[i] == ROWS, "db[%d] is %g", i, (double)db[i]);
+    }
+    dt_tensor_destroy(&grad);
+    dt_tensor_destroy(&bias);
+    dt_tensor_destroy(&w);
+    dt_tensor_destroy(&x);
+    dt_tape_reset(b->t, NULL);
+    return DT_OK;
+}
+
+/* f32; bf16; bf16 with wide gradients. On cuda db costs no launch of its own. */
+static dt_status biases_body(dt_world *world, void *arg)
+{
+    (void)arg;
+    place_bench b;
+    int64_t without = 0, with = 0;
+    DT_TRY(place_open(&b, world));
+    for (int way = 0; way < 6; way++) {
+        const dt_dtype dtype = way < 2 ? DT_F32 : DT_BF16;
+        DT_TRY(biased(&b, dtype, way >= 4, way % 2, false, &without));
+        DT_TRY(biased(&b, dtype, way >= 4, way % 2, true, &with));
+        TEST_THAT(with == without, "way %d: %lld launches with a bias, %lld without", way,
+                  (long long)with, (long long)without);
+    }
+    place_close(&b);
+    return DT_OK;
+}
+
+START_TEST(gradients_of_biases)
+{
+    test_ranks(1, biases_body, NULL);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("half");
@@ -269,6 +328,7 @@ int main(void)
     tcase_add_loop_test(tc, sums_in_f32, 1, 5);
     tcase_add_loop_test(tc, linear_in_every_type, 1, 4);
     tcase_add_loop_test(tc, gradients_of_products_stay_wide, 1, 3);
+    tcase_add_test(tc, gradients_of_biases);
     tcase_add_test(tc, casts);
     suite_add_tcase(suite, tc);
     return test_main(suite);

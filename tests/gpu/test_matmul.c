@@ -3,9 +3,11 @@
 #include "tests/gpu/gpu_test.h"
 
 #include "array/cuda/gpu_internal.h"
+#include "array/dt_half.h"
 #include "array/dt_matmul.h"
 #include "tests/array/matmul_check.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 static const struct {
@@ -30,6 +32,41 @@ static void *on_device(dt_dtype dtype, int64_t n, int skip, const void *host, dt
 }
 
 static int skip, launches; /* of operands; of the last product */
+static enum { NO_SUMS, OF_A, OF_B } sums_of;
+static bool summed; /* with the last product */
+
+static double value(dt_dtype dtype, const void *p, int64_t i)
+{
+    float x = 0;
+    if (dtype == DT_F64)
+        return ((const double *)p)[i];
+    dt_load_f32(dtype, (const char *)p + (size_t)i * dt_dtype_size(dtype), &x, 1);
+    return (double)x;
+}
+
+/* Beside the product of args, with the bound that its elements have. */
+static void check_sums(const dt_matmul_args *args, const void *got)
+{
+    const dt_matmul_args *p = args;
+    const double u = ldexp(1, -24), last = p->dtype_c == DT_F32 ? u : ldexp(1, -8);
+    const int64_t count = sums_of == OF_A ? p->m : p->n;
+    for (int64_t i = 0; i < count; i++) {
+        double sum = 0, size = 0;
+        for (int64_t l = 0; l < p->k; l++) {
+            const double x =
+                sums_of == OF_A
+                    ? value(p->dtype, p->a, p->trans_a ? l * p->lda + i : i * p->lda + l)
+                    : value(p->dtype, p->b, p->trans_b ? i * p->ldb + l : l * p->ldb + i);
+            sum += x;
+            size += fabs(x);
+        }
+        const double is = value(p->dtype_c, got, i);
+        ck_assert_msg(fabs(is - sum) <= (double)(p->k + 4) * u * size + last * fabs(sum),
+                      "%s to %s %lldx%lldx%lld: sum %lld is %.9g, not %.9g",
+                      dt_dtype_name(p->dtype), dt_dtype_name(p->dtype_c), (long long)p->m,
+                      (long long)p->n, (long long)p->k, (long long)i, is, sum);
+    }
+}
 
 static void by_device(const dt_matmul_args *args)
 {
@@ -40,16 +77,28 @@ static void by_device(const dt_matmul_args *args)
                   nb = extent(p.batch, p.stride_b, p.trans_b ? p.n : p.k, p.ldb,
                               p.trans_b ? p.k : p.n),
                   nc = extent(p.batch, p.stride_c, p.m, p.ldc, p.n);
-    dt_array a, b, c, bias = {0};
+    dt_array a, b, c, bias = {0}, sums = {0};
     p.device = DT_CUDA;
     p.a = on_device(p.dtype, na, skip, p.a, &a);
     p.b = on_device(p.dtype, nb, 2 * skip, p.b, &b);
     p.c = on_device(p.dtype_c, nc, 3 * skip, p.c, &c);
     if (p.bias)
         p.bias = on_device(p.dtype_c, p.n, skip, p.bias, &bias);
+    const int64_t nsums = sums_of == OF_A ? p.m : p.n;
+    char *host = calloc((size_t)(nsums + skip), size);
+    if (sums_of)
+        p.sums = on_device(p.dtype_c, nsums, skip, host, &sums);
+    p.sums_of_a = sums_of == OF_A;
+    p.summed = &summed;
     const int64_t before = dti_gpu_get_counts().launches;
     ck_ok(dt_matmul_run(&p));
     launches = (int)(dti_gpu_get_counts().launches - before);
+    if (sums_of && summed) {
+        ck_ok(dt_array_read(&sums, host, nsums + skip));
+        check_sums(args, host + (size_t)skip * size);
+    }
+    free(host);
+    dt_array_release(&sums);
     char *all = malloc((size_t)(nc + 3 * skip) * size + 1);
     ck_ok(dt_array_read(&c, all, nc + 3 * skip));
     memcpy(args->c, all + (size_t)(3 * skip) * size, (size_t)nc * size);
@@ -86,6 +135,63 @@ START_TEST(test_against_triple_loop)
         ck_assert_int_eq(launches, p.bias && p.dtype == DT_F64 ? 2 : 1);
     }
     gpu_end();
+}
+END_TEST
+
+/* Sums of rows of op(A) or columns of op(B) come with the product, in one launch; on a GPU where
+ * cuBLASLt has that, on the simulated device always (tests/dtensor/test_half.c). Never in f64. */
+START_TEST(test_sums)
+{
+    static const int64_t sizes[] = {1, 2, 5, 8, 33, 64, 130};
+    uint32_t state = (uint32_t)_i + 11;
+    gpu_begin(0);
+    for (int i = 0; i < 128; i++) {
+        const dt_matmul_args p = {.dtype = pairs[_i].dtype,
+                                  .dtype_c = pairs[_i].dtype_c,
+                                  .trans_a = i / 2 % 2 == 1,
+                                  .trans_b = i / 4 % 2 == 1,
+                                  .batch = 1,
+                                  .m = sizes[matmul_random(&state) % 7],
+                                  .n = sizes[matmul_random(&state) % 7],
+                                  .k = sizes[matmul_random(&state) % 7],
+                                  .alpha = 1};
+        sums_of = i % 2 ? OF_A : OF_B;
+        skip = i / 8 % 2;
+        matmul_check(by_device, p, i / 16 % 2 * 3, false, &state);
+        ck_assert_int_eq(launches, 1);
+        ck_assert(!summed || p.dtype != DT_F64);
+    }
+    sums_of = NO_SUMS;
+    gpu_end();
+}
+END_TEST
+
+START_TEST(test_sums_that_are_not_made)
+{
+    float host = 0;
+    const dt_matmul_args ok = {.batch = 1,
+                               .m = 1,
+                               .n = 1,
+                               .k = 1,
+                               .a = &host,
+                               .b = &host,
+                               .c = &host,
+                               .alpha = 1,
+                               .sums = &host,
+                               .summed = &summed};
+    dt_matmul_args wrong[] = {ok, ok, ok, ok};
+    wrong[0].batch = 2;
+    wrong[1].alpha = 2;
+    wrong[2].beta = 1;
+    wrong[3].bias = &host;
+    for (int i = 0; i < DT_COUNT(wrong); i++) {
+        ck_assert_int_eq(dt_matmul_run(&wrong[i]), DT_ERR_ARG);
+        ck_assert_msg(strstr(dt_error_trace(), "sums are made of one"), "%s", dt_error_trace());
+        dt_error_clear();
+    }
+    summed = true;
+    ck_ok(dt_matmul_run(&ok)); /* the cpu makes none */
+    ck_assert(!summed);
 }
 END_TEST
 
@@ -144,6 +250,8 @@ int main(void)
     tcase_set_timeout(tc, 110);
     suite_add_tcase(suite, tc);
     tcase_add_loop_test(tc, test_against_triple_loop, 0, DT_COUNT(pairs));
+    tcase_add_loop_test(tc, test_sums, 0, DT_COUNT(pairs));
+    tcase_add_test(tc, test_sums_that_are_not_made);
     tcase_add_loop_test(tc, test_sizes_of_zero, 0, DT_COUNT(pairs));
     tcase_add_test(tc, test_shape_again);
     return gpu_main(suite);
