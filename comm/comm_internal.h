@@ -232,6 +232,8 @@ void dti_pause(double since_s);
 void dti_break(dt_world *world, const char *message); /* the first failure is kept */
 bool dti_broken(const dt_world *world);
 int dti_broken_by(dt_world *world); /* the rank; -1: it died before it had said how */
+/* The world is broken: by whom and how, while this rank did what. */
+dt_status dti_peer_failed(dt_world *world, const char *meanwhile);
 /* Fail a work: message = "<call> #<n> '<label>' on <communicator>: ...". Breaks the world. */
 DT_PRINTF(3, 4) dt_status dti_work_fail(dt_work *w, dt_status st, const char *fmt, ...);
 dt_status dti_work_fail_peer(dt_work *w); /* the world is broken: say by whom */

@@ -55,6 +55,13 @@ int dti_broken_by(dt_world *world)
     return rank;
 }
 
+dt_status dti_peer_failed(dt_world *world, const char *meanwhile)
+{
+    const int rank = dti_broken_by(world);
+    return DT_ERROR(DT_ERR_COMM, "a peer failed while this rank %s: rank %d: %s", meanwhile, rank,
+                    rank < 0 ? "it had not said how" : world->fate->message);
+}
+
 dt_status dti_work_fail_peer(dt_work *w)
 {
     dt_world *world = w->comm->world;

@@ -50,7 +50,8 @@ dt_status dti_nccl_ready(dt_comm *comm, dti_nccl *g)
         DT_TRY(dti_nccl_check(comm, state, "NCCL"));
         if (state == ncclSuccess)
             return DT_OK;
-        DT_REQUIRE(!dti_broken(comm->world), DT_ERR_COMM, "%s: a peer failed", comm->name);
+        if (dti_broken(comm->world))
+            return dti_peer_failed(comm->world, "made an NCCL communicator");
         DT_REQUIRE(dti_now() - since < comm->world->timeout_s, DT_ERR_TIMEOUT,
                    "%s: waited %.3g s for its ranks to make an NCCL communicator", comm->name,
                    comm->world->timeout_s);
@@ -82,16 +83,10 @@ static void abort_all(const dt_comm *comm)
 static dt_status watch(void *arg, double waited_s)
 {
     dt_world *world = arg;
-    dt_status st = DT_OK;
+    dt_status st = dti_broken(world) ? dti_peer_failed(world, "waited for its device") : DT_OK;
     for (dt_comm *c = world->comms; c && st == DT_OK; c = c->next)
         for (int i = 0; i < DTI_NCCL_GROUPS && st == DT_OK; i++)
             st = look(c, c->nccl[i]);
-    if (st == DT_OK && dti_broken(world)) {
-        const int rank = dti_broken_by(world);
-        st = DT_ERROR(DT_ERR_COMM,
-                      "a peer failed while this rank waited for its device: rank %d: %s", rank,
-                      rank < 0 ? "it had not said how" : world->fate->message);
-    }
     if (st == DT_OK && waited_s > world->timeout_s)
         st = DT_ERROR(DT_ERR_TIMEOUT,
                       "waited %.3g s for the device: a rank has not come to a call of this one's",

@@ -297,7 +297,8 @@ dt_status dti_nccl_call(dt_comm *comm, const dti_call_options *o, int n, const d
     const bool message = o->kind == DT_CALL_SEND || o->kind == DT_CALL_RECV;
     const dti_work_plan plan = {.kind = o->kind, .n = n, .width = message ? 1 : comm->size};
     const int group = dti_nccl_group(comm, o);
-    DT_REQUIRE(!comm->nccl[group]->aborted, DT_ERR_COMM, "%s: a peer failed", comm->name);
+    if (comm->nccl[group]->aborted)
+        return dti_peer_failed(comm->world, "came to the next call");
     pieces *p = calloc((size_t)n, sizeof *p);
     dt_work *w = NULL;
     dt_status st = p ? DT_OK : DT_ERROR(DT_ERR_NOMEM, "a call of %d parts", n);
