@@ -240,7 +240,7 @@ static dt_status run(dt_work *w, dt_heap *heap, const pieces *p)
 
 /* DT_FAULT=drop_event:N forgets to wait, so that tests see whether that is noticed: 1, a stream of
  * the communicator for the compute stream; 2, the compute stream for it; 3, collectives for
- * messages. There are no other waits between streams. */
+ * messages. Others: array/cuda/copies.c. */
 static bool drops(const dt_work *w, int which)
 {
     return dt_world_fault_number(w->comm->world, "drop_event") == which;
