@@ -19,8 +19,10 @@ static dt_status one_leaves(dt_world *world, void *arg)
     DT_TRY(dt_work_wait(&first));
     DT_TRY(dt_array_read(&x, &value, 1));
     TEST_THAT(value == 2, "%g", (double)value);
-    if (dt_world_rank(world) == 1)
+    if (dt_world_rank(world) == 1) {
+        dt_array_release(&x);
         return DT_ERROR(DT_ERR_IO, "the disk is full");
+    }
     DT_TRY(dt_all_reduce(dt_world_comm(world), 1, &part, DT_REDUCE_SUM, "alone", &first));
     DT_TRY(dt_all_reduce(dt_world_comm(world), 1, &part, DT_REDUCE_SUM, "again", &second));
     DT_TRY(dt_work_wait(&first)); /* the device waits, not the host */

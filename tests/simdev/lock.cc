@@ -54,12 +54,14 @@ static SimSchedule schedule_of(const char *name)
 
 static void read_settings()
 {
+    /* The address sanitizer keeps a real byte for eight that a heap has not given out. */
+    const int64_t memory = int64_t{sim_asan() ? 1 : 16} << 30;
     const char *schedule = getenv("SIMDEV_SCHED"), *rank = getenv("OMPI_COMM_WORLD_RANK");
     sim_settings.schedule = schedule_of(schedule ? schedule : "random");
     sim_settings.order = static_cast<int>(number("SIMDEV_ORDER", 0));
     sim_settings.seed = static_cast<uint64_t>(number("SIMDEV_SEED", 1));
     sim_settings.devices = static_cast<int>(number("SIMDEV_DEVICES", 8));
-    sim_settings.memory = static_cast<size_t>(number("SIMDEV_MEMORY", int64_t{16} << 30));
+    sim_settings.memory = static_cast<size_t>(number("SIMDEV_MEMORY", memory));
     sim_settings.poison = number("SIMDEV_POISON", 1);
     sim_settings.protect = number("SIMDEV_PROTECT", 1);
     sim_settings.verbose = number("SIMDEV_VERBOSE", 0);

@@ -28,6 +28,11 @@ bool sim_tsan()
     return __tsan_create_fiber != nullptr;
 }
 
+bool sim_asan()
+{
+    return __asan_poison_memory_region != nullptr;
+}
+
 void sim_acquire(void *token)
 {
     if (__tsan_acquire)

@@ -39,6 +39,7 @@ bool sim_wait_for_news(int seconds);
 
 /* ---- sanitizer.cc: nothing but calls that do nothing without a sanitizer ---- */
 bool sim_tsan();
+bool sim_asan();
 void sim_acquire(void *token);
 void sim_release(void *token);
 void *sim_fiber_create();
