@@ -217,11 +217,11 @@ static void look_at_place(dt_work *w)
 dt_status dti_shm_test(dt_work *w, bool *done_out)
 {
     const dti_room *room = w->comm->room;
-    look_at_place(w);
-    if (atomic_load(&w->flight.landed) == 0 && atomic_load(&w->flight.open))
-        copy_unclaimed(w, w->flight.partner, &w->flight, false);
     const bool look = w->flight.looks++ % LOOKS == LOOKS - 1;
     const bool dead = look && dti_peer_is_dead(room->peer[w->peer]);
+    look_at_place(w); /* after that: it may have been done before the peer ended */
+    if (atomic_load(&w->flight.landed) == 0 && atomic_load(&w->flight.open))
+        copy_unclaimed(w, w->flight.partner, &w->flight, false);
     const int landed = atomic_load(&w->flight.landed);
     *done_out = landed > 0;
     if (landed == 0 && dead && !dti_broken(w->comm->world))

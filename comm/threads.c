@@ -8,11 +8,12 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 typedef struct hall {
     int *ranks, size, channel, refs;
-    size_t desk_bytes;    /* padded to whole cache lines */
-    char *memory, *desks; /* desks: memory, aligned */
+    size_t desk_bytes; /* padded to whole cache lines */
+    char *desks;       /* mapped */
     struct hall *next;
 } hall;
 
@@ -51,9 +52,19 @@ static hall *find_hall(const dti_group *group, const dt_comm *comm)
 
 static void free_hall(hall *h)
 {
+    if (h->desks)
+        (void)munmap(h->desks, (size_t)h->size * h->desk_bytes);
     free(h->ranks);
-    free(h->memory);
     free(h);
+}
+
+/* Zeros, and no memory before they are written: most pairs of ranks have no messages, and of 1024
+ * ranks all boxes are 64 GiB. */
+static char *map_desks(size_t bytes)
+{
+    char *desks = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return desks == MAP_FAILED ? NULL : desks;
 }
 
 static hall *new_hall(const dt_comm *comm)
@@ -65,12 +76,11 @@ static hall *new_hall(const dt_comm *comm)
     *h = (hall){.size = comm->size, .channel = comm->channel};
     h->desk_bytes = (dti_desk_bytes(comm->size) + 63) / 64 * 64;
     h->ranks = malloc(k * sizeof *h->ranks);
-    h->memory = calloc(1, k * h->desk_bytes + 64);
-    if (!h->ranks || !h->memory) {
+    h->desks = map_desks(k * h->desk_bytes);
+    if (!h->ranks || !h->desks) {
         free_hall(h);
         return NULL;
     }
-    h->desks = h->memory + (64 - (uintptr_t)h->memory % 64);
     memcpy(h->ranks, comm->ranks, k * sizeof *h->ranks);
     return h;
 }

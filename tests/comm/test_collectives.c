@@ -129,6 +129,20 @@ START_TEST(meta_arrays_are_counted)
 }
 END_TEST
 
+static dt_status nothing(dt_world *world, void *arg)
+{
+    (void)world;
+    (void)arg;
+    return DT_OK;
+}
+
+/* The room for messages of a million pairs is more than a machine has, and is not used. */
+START_TEST(a_world_of_1024_threads)
+{
+    ck_ok(dt_world_run_threads(1024, NULL, nothing, NULL));
+}
+END_TEST
+
 static Suite *make_suite(void)
 {
     Suite *suite = suite_create("comm collectives");
@@ -139,6 +153,7 @@ static Suite *make_suite(void)
     tcase_add_test(tc, communicators_are_interned);
     tcase_add_loop_test(tc, host_values_on_1_to_5_ranks, 1, 6);
     tcase_add_test(tc, meta_arrays_are_counted);
+    tcase_add_test(tc, a_world_of_1024_threads);
     suite_add_tcase(suite, tc);
     return suite;
 }
