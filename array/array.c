@@ -227,6 +227,8 @@ void dt_array_add_into(dt_array *dst, const dt_array *src)
 
 void dt_array_cast(dt_array *dst, const dt_array *src)
 {
+    if (dt_array_data(dst) == NULL) /* on meta */
+        return;
     if (dti_elsewhere(dst) || dti_elsewhere(src))
         dti_cast_elsewhere(dst, src);
     else
