@@ -209,8 +209,9 @@ struct dt_world {
     int spins; /* looks of a wait before it gives its core away; 0 where ranks outnumber cores */
     dt_comm *comms, *all;
     int comms_created;
-    dt_work
-        *graves; /* failed works: peers may still look at them, so they live as long as the world */
+    /* failed works: peers may still look at them, so they live as long as the world */
+    dt_work *graves;
+    dt_work *on_device; /* NCCL's that nobody has waited for: who fails may never do so */
     dt_counts counts;
     dti_ring_entry ring[DTI_RING];
     int64_t ring_next;

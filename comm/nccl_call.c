@@ -310,6 +310,8 @@ dt_status dti_nccl_call(dt_comm *comm, const dti_call_options *o, int n, const d
     dti_count_issue(w);
     dti_ring_mark(w, DTI_RING_RUNS);
     DT_TRY_TO(done, st, start(w, part, p));
+    w->next = comm->world->on_device;
+    comm->world->on_device = w;
     *work_out = w;
 done:
     if (st != DT_OK && w) {

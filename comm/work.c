@@ -132,6 +132,10 @@ bool dt_work_done(dt_work *work)
 
 static void wait_on_device(dt_work *w)
 {
+    dt_work **link = &w->comm->world->on_device;
+    while (*link != w)
+        link = &(*link)->next;
+    *link = w->next;
     w->status = dti_nccl_wait(w);
     if (w->status != DT_OK)
         dti_copy_text(w->message, sizeof w->message, dt_error_trace());

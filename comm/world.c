@@ -168,6 +168,15 @@ static void close_heap(const dt_world *world, dt_heap **heap)
         dt_heap_destroy(heap);
 }
 
+static void free_works(dt_work **list)
+{
+    while (*list) {
+        dt_work *work = *list;
+        *list = work->next;
+        dti_work_free(work);
+    }
+}
+
 void dt_world_destroy(dt_world **world)
 {
     dt_world *w = *world;
@@ -175,11 +184,8 @@ void dt_world_destroy(dt_world **world)
         return;
     for (int i = 0; i < DTI_CHANNELS; i++)
         dti_lane_close(w, &w->lane[i]);
-    while (w->graves) {
-        dt_work *work = w->graves;
-        w->graves = work->next;
-        dti_work_free(work);
-    }
+    free_works(&w->graves);
+    free_works(&w->on_device);
     while (w->comms)
         dti_comm_free(w->comms);
     for (int i = 0; i < DT_COUNT(w->heap); i++)
