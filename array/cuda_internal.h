@@ -72,7 +72,7 @@ typedef struct dti_cuda_copies_table {
     dt_status (*open)(int drop, void **streams_out);
     void (*close)(void *streams); /* Blocks: until all is done */
     dt_status (*mark)(void **mark_out);
-    void (*unmark)(void *mark);
+    void (*unmark)(void *mark); /* the host waits for its copy */
     void (*in)(void *streams, void *dst, const void *host, size_t bytes, void *mark);
     /* Another mark is made to stand for its end too, without being waited for. */
     void (*out)(void *streams, void *host, const void *src, size_t bytes, void *mark, void *other);

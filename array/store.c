@@ -146,12 +146,10 @@ void dti_slot_release(dt_storage *storage)
 {
     struct dti_slot *slot = storage->slot;
     dt_store *s = slot->store;
-    if (slot->mark && !s->closed)
-        dti_cuda_copies()->wait(s->copies, slot->mark); /* who gets this memory comes later */
-    else if (!slot->mark)
-        (void)dti_file_is_served(s, NULL);
     if (slot->mark)
-        dti_cuda_copies()->unmark(slot->mark);
+        dti_cuda_copies()->unmark(slot->mark); /* others may get the memory of both sides */
+    else
+        (void)dti_file_is_served(s, NULL);
     if (slot->host)
         dti_storage_release(slot->host);
     free(slot->name);

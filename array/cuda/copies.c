@@ -94,8 +94,10 @@ static dt_status make_mark(void **mark_out)
 static void drop_mark(void *arg)
 {
     mark *m = arg;
-    if (m)
+    if (m) {
+        (void)DTI_GPU(cudaEventSynchronize(m->event));
         (void)cudaEventDestroy(m->event);
+    }
     free(m);
 }
 
