@@ -17,7 +17,7 @@ static dt_status input(train_session *s, dt_shape shape, const char *layout, dt_
     const dt_layout *l = NULL;
     DT_TRY(dt_mesh_layout_text(s->mesh, shape, layout, &l));
     DT_TRY(dt_tensor_create(l, dtype, DT_TAG_ACTIVATION, out));
-    dt_tensor_set_requires_grad(*out, dtype == DT_F32);
+    dt_tensor_set_requires_grad(*out, dt_dtype_is_float(dtype));
     return DT_OK;
 }
 
@@ -36,8 +36,8 @@ static dt_status print_stage(train_session *s, dt_module *m, bool first)
         DT_TRY_TO(done, st, input(s, ids, train_batch_layout, DT_I32, &in.value[0]));
     else
         DT_TRY_TO(done, st,
-                  input(s, DT_SHAPE(at_once, c->seq_len, s->facts.hidden), s->boundary, DT_F32,
-                        &in.value[0]));
+                  input(s, DT_SHAPE(at_once, c->seq_len, s->facts.hidden), s->boundary,
+                        c->param_dtype, &in.value[0]));
     if (last)
         DT_TRY_TO(done, st, input(s, ids, train_batch_layout, DT_I32, &in.value[1]));
     DT_TRY_TO(done, st, dt_tp_print(m, s->mesh, &in, print_line, NULL));

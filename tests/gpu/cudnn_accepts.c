@@ -61,8 +61,8 @@ static int failures_of(int version)
     int failures = 0;
     const cudnnStatus_t described = describe(version, &device);
     if (described != CUDNN_STATUS_SUCCESS) {
-        printf("skipped: cuDNN does not take the description of sm_%d: %s\n", version / 10,
-               cudnnGetErrorString(described));
+        printf("SKIPPED cudnn_accepts: cuDNN does not take the description of sm_%d: %s\n",
+               version / 10, cudnnGetErrorString(described));
         exit(77);
     }
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -87,7 +87,7 @@ int main(int argc, char **argv)
     int failures = 0;
     if (!dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL) &&
         (argc < 2 || !dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL))) {
-        printf("skipped: neither a driver nor the toolkit's stub of it\n");
+        printf("SKIPPED cudnn_accepts: no driver, and no stub of it in the toolkit\n");
         return 77;
     }
     printf("cuDNN %zu\n", cudnnGetVersion());

@@ -23,6 +23,8 @@ program crash 'kill -SEGV $$'
 program crash_at_end 'echo "100%: Checks: 4, Failures: 0, Errors: 0"; exit 23'
 program no_checks 'echo "100%: Checks: 0, Failures: 0, Errors: 0"'
 program hang 'sleep 60'
+program skips 'echo "SKIPPED planted: not here"; exit 77'
+program skips_at_end 'echo "100%: Checks: 4, Failures: 0, Errors: 0"; exit 77'
 meson setup "$folder/build" "$folder" >"$folder/log" 2>&1 || cat "$folder/log"
 
 expect() { # exit status, text that the output must hold, names of tests
@@ -53,8 +55,12 @@ expect 1 "${newline}0 passed, 1 failed" crash
 expect 1 "${newline}4 passed, 1 failed" crash_at_end
 expect 1 "${newline}0 passed, 1 failed" no_checks
 expect 1 "stopped after its limit of 1 s" hang
+expect 0 "SKIPPED planted: not here" skips plain
+expect 0 "${newline}1 passed, 0 failed" skips plain
+expect 1 "${newline}0 passed, 0 failed" skips
+expect 1 "${newline}4 passed, 1 failed" skips_at_end
 expect 1 "${newline}0 passed, 1 failed" no_such_test
-expect 1 "${newline}46 passed, 6 failed" planted
+expect 1 "${newline}50 passed, 7 failed" planted
 
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]
