@@ -148,14 +148,16 @@ int test_main(Suite *suite)
     return failed == 0 && !idle ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
+double test_larger(double a, double b)
+{
+    return a <= b ? b : a;
+}
+
 double test_max_diff(const float *a, const float *b, int64_t n)
 {
     double worst = 0;
-    for (int64_t i = 0; i < n; i++) {
-        const double diff = fabs((double)a[i] - (double)b[i]);
-        if (!(diff <= worst)) /* also for NaN */
-            worst = diff;
-    }
+    for (int64_t i = 0; i < n; i++)
+        worst = test_larger(fabs((double)a[i] - (double)b[i]), worst);
     return worst;
 }
 
@@ -163,6 +165,6 @@ double test_max_abs(const float *b, int64_t n)
 {
     double worst = 0;
     for (int64_t i = 0; i < n; i++)
-        worst = fmax(worst, fabs((double)b[i]));
+        worst = test_larger(fabs((double)b[i]), worst);
     return worst;
 }

@@ -41,7 +41,7 @@ static dt_status compare(const attention_case *c, dt_tensor *x, int heads, float
     for (int i = 0; i < heads * SEQ * DIM; i++) {
         const int s = i / DIM % SEQ, at = (i / DIM / SEQ * SEQ + place(c, s)) * DIM + i % DIM;
         if (c->permuted || c->axes[0].size > 1)
-            worst = fmax(worst, fabs((double)got[i] - (double)want[at]));
+            worst = test_larger(fabs((double)got[i] - (double)want[at]), worst);
         else
             want[at] = got[i];
     }

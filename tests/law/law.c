@@ -297,8 +297,7 @@ double law_compare(const law_run *a, const law_run *b, bool weights, char where[
         for (int64_t k = 0; k < b->count[i]; k++) {
             if (key_bias && k >= third && k < 2 * third)
                 continue; /* its true gradient is 0: only rounding is there to compare */
-            const double d = fabs(x[k] - y[k]);
-            diff = d > diff || isnan(d) ? d : diff;
+            diff = test_larger(fabs(x[k] - y[k]), diff);
             largest = fmax(largest, fabs(y[k]));
         }
         const double relative = diff / (largest > 0 ? largest : 1);

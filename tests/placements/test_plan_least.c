@@ -177,7 +177,7 @@ static void check_least(const dt_grid *grid, dt_shape shape, const setting *s, b
         char a[DT_LAYOUT_TEXT], b[DT_LAYOUT_TEXT], text[500];
         const double ties_s = s->tie_s * (plan->ncollectives + plan->nsteps / 100.0);
         /* the planner rounds a step's time to picoseconds */
-        if (fabs(plan->cost_s + ties_s - least) > 1e-11)
+        if (!(fabs(plan->cost_s + ties_s - least) <= 1e-11))
             ck_abort_msg("%s -> %s costs %.9g, least is %.9g: %s",
                          dt_layout_print(&all[i], a, sizeof a),
                          dt_layout_print(&all[j], b, sizeof b), plan->cost_s, least,
