@@ -56,7 +56,7 @@ void test_loop(TCase *tc, const TTest *test, int n);
  * name. */
 int test_main(Suite *suite);
 
-/* The larger one; NaN where `a` is, which fmax would lose. */
+/* The larger one; NaN where one is: fmax would lose it. */
 double test_larger(double a, double b);
 /* Largest |a - b|, and largest |b|; NaN where there is one. */
 double test_max_diff(const float *a, const float *b, int64_t n);

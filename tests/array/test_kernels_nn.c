@@ -10,10 +10,10 @@
 
 enum { N = 1000 };
 
-/* NaN where `a` is: fmax would lose it. */
+/* NaN where one is: fmax would lose it. */
 static double larger(double a, double b)
 {
-    return a <= b ? b : a;
+    return isnan(b) || a <= b ? b : a;
 }
 
 /* In half ulps, of normal numbers. */

@@ -2,6 +2,7 @@
 #include "base/dt_types.h"
 #include "tests/harness.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -110,6 +111,20 @@ START_TEST(growing)
 }
 END_TEST
 
+/* Of the tests' own comparisons: no NaN gets lost, wherever it is. */
+START_TEST(differences_that_are_nan)
+{
+    for (int at = 0; at < 3; at++) {
+        const float a[] = {1, 2, 4}, b[] = {1, 3, 4};
+        float wrong[] = {1, 2, 4};
+        wrong[at] = NAN;
+        ck_assert(test_max_diff(a, b, 3) == 1 && test_max_abs(b, 3) == 4);
+        ck_assert(isnan(test_max_diff(wrong, b, 3)) && isnan(test_max_diff(b, wrong, 3)));
+        ck_assert(isnan(test_max_abs(wrong, 3)));
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("types");
@@ -118,6 +133,7 @@ int main(void)
     tcase_add_test(tests, dtypes);
     tcase_add_test(tests, shapes);
     tcase_add_test(tests, growing);
+    tcase_add_test(tests, differences_that_are_nan);
     suite_add_tcase(suite, tests);
     return test_main(suite);
 }

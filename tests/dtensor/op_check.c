@@ -141,7 +141,7 @@ dt_status op_check_equal(dt_tensor *x, const double *want, double tol, const cha
     int64_t at = 0;
     for (int64_t j = 0; st == DT_OK && j < n; j++) {
         const double diff = fabs(got[j] - want[j]);
-        if (!(diff <= worst)) {
+        if (!(diff <= worst) && !isnan(worst)) {
             worst = diff;
             at = j;
         }

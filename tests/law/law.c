@@ -301,7 +301,7 @@ double law_compare(const law_run *a, const law_run *b, bool weights, char where[
             largest = fmax(largest, fabs(y[k]));
         }
         const double relative = diff / (largest > 0 ? largest : 1);
-        if (!(relative <= worst)) {
+        if (!(relative <= worst) && !isnan(worst)) {
             worst = relative;
             (void)snprintf(where, 128, "%s", b->name[i]);
         }

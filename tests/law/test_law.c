@@ -97,6 +97,26 @@ START_TEST(a_skipped_reduction_is_noticed)
 }
 END_TEST
 
+/* The same of gradients that are no numbers: one is enough. */
+START_TEST(a_nan_is_noticed)
+{
+    law_run one = {0}, wrong = {0};
+    const law_case c = {.golden = cases[_i], .ranks = 1, .steps = 1};
+    ck_ok(law_train(&c, &one));
+    ck_ok(law_train(&c, &wrong));
+    for (int i = 0; i < one.nparams; i += one.nparams - 1) {
+        char where[128] = "";
+        const double kept = wrong.grad[i][0];
+        wrong.grad[i][0] = NAN;
+        ck_assert(isnan(law_compare(&wrong, &one, false, where)));
+        ck_assert_str_eq(where, one.name[i]);
+        wrong.grad[i][0] = kept;
+    }
+    law_free(&one);
+    law_free(&wrong);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("law of data parallelism");
@@ -106,6 +126,7 @@ int main(void)
     test_some(tc, dropout_is_the_same_on_any_mesh, 18);
     test_some(tc, two_runs_are_equal_bit_for_bit, DT_COUNT(cases));
     test_some(tc, a_skipped_reduction_is_noticed, DT_COUNT(cases));
+    test_some(tc, a_nan_is_noticed, DT_COUNT(cases));
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

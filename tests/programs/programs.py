@@ -36,9 +36,9 @@ class Suite:
         return self.check(a == b, "%s: %r != %r" % (what, a, b))
 
     def near(self, a, b, limit, what):
-        worst = max((abs(x - y) for x, y in zip(a, b)), default=0)
-        return self.check(len(a) == len(b) and len(a) > 0 and worst <= limit,
-                          "%s: differs by %g, limit %g: %r, %r" % (what, worst, limit, a, b))
+        apart = [abs(x - y) for x, y in zip(a, b)]
+        return self.check(len(a) == len(b) and len(a) > 0 and all(d <= limit for d in apart),  # max() loses NaN
+                          "%s: differs by %r, limit %g: %r, %r" % (what, apart, limit, a, b))
 
     def path(self, *names):
         return os.path.join(self.folder, *names)
