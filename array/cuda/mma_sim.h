@@ -8,7 +8,9 @@ struct mma_exchange {
     float a[32][8], b[32][4];
 };
 
-template <class S> inline void widen_pair(uint32_t pair, float *to)
+/* The thread sanitizer need not see it: the simulator itself hands the numbers on. */
+template <class S>
+__attribute__((no_sanitize("thread"))) inline void widen_pair(uint32_t pair, float *to)
 {
     S both[2];
     memcpy((void *)both, &pair, sizeof pair);
@@ -16,7 +18,6 @@ template <class S> inline void widen_pair(uint32_t pair, float *to)
     to[1] = to_real(both[1]);
 }
 
-/* The thread sanitizer need not see it: the simulator itself hands the numbers on. */
 template <class S>
 __attribute__((no_sanitize("thread"))) inline void mma(frag_c &c, const frag_a &a, const frag_b &b)
 {

@@ -10,15 +10,9 @@
  * Sources: Srivastava et al. 2014, "Dropout"; Salmon et al. 2011 (counter-based random numbers). */
 #include "dtensor/ops/nn_internal.h"
 
-typedef struct attributes {
-    dt_key key;
-    int64_t first_sample;
-    double p;
-} attributes;
-
 static void mask(const dt_op_call *c, const dt_array *x, dt_array *y)
 {
-    const attributes *attr = c->attr;
+    const dti_dropout_attributes *attr = c->attr;
     dt_dropout_args a = {.dtype = x->dtype,
                          .key = attr->key,
                          .first_sample = attr->first_sample,
@@ -45,7 +39,7 @@ const dt_op dt_op_dropout = {.name = "dropout",
                              .linear = 1u << 0,
                              .nin = 1,
                              .nout = 1,
-                             .attr_bytes = sizeof(attributes),
+                             .attr_bytes = sizeof(dti_dropout_attributes),
                              .forward = forward,
                              .backward = backward};
 
@@ -60,7 +54,7 @@ dt_tensor *(dt_dropout)(dt_tape *t, dt_tensor *x, double p)
     const dt_tape_options *o = dt_tape_get_options(t);
     if (p == 0 || o->no_dropout)
         return x;
-    attributes attr = {
+    dti_dropout_attributes attr = {
         .key = dt_key_named(o->seed, dt_tape_path(t)), .first_sample = o->first_sample, .p = p};
     attr.key = dt_key_fold(dt_key_fold(attr.key, (uint64_t)o->step), (uint64_t)ordinal);
     return dt_op_apply1(t, &dt_op_dropout, &attr, x);

@@ -21,11 +21,6 @@
 
 enum { X, W, TARGETS, NIN };
 
-typedef struct attributes {
-    int64_t ignore, valid, chunk;
-    bool f16; /* the operands are: 1 / valid comes last */
-} attributes;
-
 static dt_status infer(dt_rule *r)
 {
     dt_rule rule = *r;
@@ -61,7 +56,7 @@ typedef struct pass {
 
 static double mean_factor(const dt_op_call *c)
 {
-    const attributes *attr = c->attr;
+    const dti_head_attributes *attr = c->attr;
     return attr->valid ? 1 / (double)attr->valid : 0;
 }
 
@@ -141,7 +136,7 @@ static dt_status one_chunk(pass *p, int64_t first)
 
 static dt_status forward(dt_op_call *c)
 {
-    const attributes *attr = c->attr;
+    const dti_head_attributes *attr = c->attr;
     const dt_array *x = &c->in[X], *w = &c->in[W];
     const int64_t tokens = dti_rows(x);
     int64_t hi;
@@ -202,7 +197,7 @@ static dt_status backward(dt_op_call *c)
         if (dti_math(c) && !is_known_one(dy))
             dti_math(c)->mul(x->dtype, dt_array_count(x), 1, dt_array_data(x), dt_array_data(dy),
                              dt_array_data(x));
-        if (((const attributes *)c->attr)->f16)
+        if (((const dti_head_attributes *)c->attr)->f16)
             dt_array_scale(x, mean_factor(c));
         if (is_half(&c->din[i])) {
             dt_array_cast(&c->din[i], &c->extra[i]);
@@ -219,7 +214,7 @@ const dt_op dt_op_linear_cross_entropy = {.name = "linear_cross_entropy",
                                           .infer = infer,
                                           .nin = NIN,
                                           .nout = 1,
-                                          .attr_bytes = sizeof(attributes),
+                                          .attr_bytes = sizeof(dti_head_attributes),
                                           .forward = forward,
                                           .backward = backward,
                                           .no_grad_in = 1u << TARGETS,
@@ -231,9 +226,10 @@ const dt_op dt_op_linear_cross_entropy = {.name = "linear_cross_entropy",
 dt_tensor *(dt_linear_cross_entropy)(dt_tape *t, dt_tensor *x, dt_tensor *w, dt_tensor *targets,
                                      const dt_cross_entropy_options *options)
 {
-    const attributes attr = {.ignore = options->ignore_index ? options->ignore_index : -100,
-                             .valid = options->valid,
-                             .f16 = dt_tensor_dtype(x) == DT_F16,
-                             .chunk = options->chunk ? options->chunk : 1024};
+    const dti_head_attributes attr = {
+        .ignore = options->ignore_index ? options->ignore_index : -100,
+        .valid = options->valid,
+        .f16 = dt_tensor_dtype(x) == DT_F16,
+        .chunk = options->chunk ? options->chunk : 1024};
     return dt_op_apply(t, &dt_op_linear_cross_entropy, &attr, NIN, (dt_tensor *[]){x, w, targets});
 }

@@ -46,6 +46,18 @@ DT_NODISCARD dt_status dti_positions_follow(const dt_rule *r, int i, int lead, i
 
 /* ---- norms: layernorm.c ---- */
 
+typedef struct dti_dropout_attributes {
+    dt_key key;
+    int64_t first_sample;
+    double p;
+} dti_dropout_attributes;
+
+/* Of linear_cross_entropy. */
+typedef struct dti_head_attributes {
+    int64_t ignore, valid, chunk;
+    bool f16; /* the operands are: 1 / valid comes last */
+} dti_head_attributes;
+
 typedef struct dti_norm_attributes {
     double eps;
     bool centred; /* layernorm */

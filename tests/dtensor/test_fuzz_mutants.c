@@ -15,17 +15,6 @@ enum { CASES = 960, COPIES = 2 /* of the mutant's row */ };
 /* The library's ops but for one field each; set in main, before any rank runs. */
 static dt_op partial_product, bias, softmax, silu, sum, embedding, concat, dropout, head_loss;
 
-/* As their files define them. */
-typedef struct dropout_attr {
-    dt_key key;
-    int64_t first_sample;
-    double p;
-} dropout_attr;
-
-typedef struct loss_attr {
-    int64_t ignore, valid, chunk;
-} loss_attr;
-
 /* ---- rules ---- */
 
 /* P times P is said to be P. */
@@ -80,7 +69,7 @@ static dt_status infer_head_loss(dt_rule *r)
 static dt_status with_own_bits(dt_op_call *c, dt_status (*f)(dt_op_call *c))
 {
     const void *attr = c->attr;
-    dropout_attr mine = *(const dropout_attr *)attr;
+    dti_dropout_attributes mine = *(const dti_dropout_attributes *)attr;
     mine.key = dt_key_fold(mine.key, (uint64_t)dt_mesh_rank(dt_layout_mesh(c->in_layout[0])));
     c->attr = &mine;
     const dt_status st = f(c);
@@ -153,7 +142,7 @@ static void call_embedding(fuzz_call *c)
 
 static void call_head_loss(fuzz_call *c)
 {
-    const loss_attr attr = {.ignore = 1, .valid = 3, .chunk = 2};
+    const dti_head_attributes attr = {.ignore = 1, .valid = 3, .chunk = 2};
     c->out[0] = dt_op_apply(c->tape, &head_loss, &attr, 3, c->in);
 }
 
@@ -169,7 +158,8 @@ static void call_silu(fuzz_call *c)
 
 static void call_dropout(fuzz_call *c)
 {
-    const dropout_attr attr = {.key = dt_key_make(1, (uint64_t)c->step->out, 0), .p = 0.4};
+    const dti_dropout_attributes attr = {.key = dt_key_make(1, (uint64_t)c->step->out, 0),
+                                         .p = 0.4};
     c->out[0] = dt_op_apply1(c->tape, &dropout, &attr, c->in[0]);
 }
 
