@@ -18,7 +18,7 @@ static double joined(double order, double sum, const float *x, int64_t n)
 {
     for (int64_t i = 0; i < n; i++) {
         const double size = fabs((double)x[i]);
-        sum = isinf(order) ? fmax(sum, size) : sum + pow(size, order);
+        sum = !isinf(order) ? sum + pow(size, order) : sum > size ? sum : size;
     }
     return sum;
 }
