@@ -57,7 +57,7 @@ DT_NODISCARD dt_status dt_global_norm_sync(int n, const dt_local *locals, dt_com
 DT_NODISCARD dt_status dt_global_norm_of_order_sync(double order, int n, const dt_local *locals,
                                                     dt_comm *comm, double *norm_out,
                                                     double *each_out);
-/* min(1, max_norm / (norm + 1e-6)); 1 when max_norm is 0. */
+/* min(1, max_norm / (norm + 1e-6)); 1 when max_norm is 0, NaN of a norm that is NaN. */
 double dt_clip_factor(double norm, double max_norm);
 
 /* ---- schedules ---- */

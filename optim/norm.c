@@ -154,5 +154,5 @@ dt_status dt_global_norm_sync(int n, const dt_local *locals, dt_comm *comm, doub
 double dt_clip_factor(double norm, double max_norm)
 {
     const double factor = max_norm / (norm + 1e-6);
-    return max_norm > 0 && factor < 1 ? factor : 1;
+    return max_norm <= 0 || factor >= 1 ? 1 : factor;
 }

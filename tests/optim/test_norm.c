@@ -241,6 +241,7 @@ START_TEST(test_clip)
     ck_assert_double_eq(dt_clip_factor(4.0, 0), 1.0);
     ck_assert_double_eq(dt_clip_factor(1.0, 1.0), 1.0 / 1.000001);
     ck_assert_double_eq(dt_clip_factor(0, 1.0), 1.0);
+    ck_assert(isnan(dt_clip_factor(NAN, 1.0)) && dt_clip_factor(INFINITY, 1.0) == 0);
 }
 END_TEST
 
