@@ -308,14 +308,15 @@ START_TEST(activations_at_the_ends)
 }
 END_TEST
 
-/* Loss and gradient at once are the two one after the other, in place too. */
+/* Loss and gradient at once are the two one after the other, in place too; 16 bits are the rounded
+ * f32. */
 START_TEST(losses_at_once_are_the_two)
 {
     enum { TOKENS = 50, VOCAB = 1337 };
     static const dt_dtype dtype[] = {DT_F32, DT_BF16, DT_F16};
     const dt_nn_kernels *nn = dt_nn_kernels_of(DT_CPU);
     static int32_t targets[TOKENS];
-    static float z[TOKENS * VOCAB], one[TOKENS * VOCAB], two[TOKENS * VOCAB];
+    static float z[TOKENS * VOCAB], one[TOKENS * VOCAB], two[TOKENS * VOCAB], wide[TOKENS * VOCAB];
     float stats[6][TOKENS];
     dt_uniform_fill(dt_key_make(7, 1, 2), 0, TOKENS * VOCAB, z);
     for (int r = 0; r < TOKENS; r++)
@@ -335,6 +336,10 @@ START_TEST(losses_at_once_are_the_two)
         const size_t bytes = TOKENS * VOCAB * dt_dtype_size(dz_dtype);
         nn->loss_rows(&a);
         nn->loss_dz(&a, NULL, 37, dz_dtype, two);
+        if (d == 0)
+            memcpy(wide, two, bytes);
+        dt_store_f32(dz_dtype, wide, one, TOKENS * VOCAB);
+        ck_assert_mem_eq(one, two, bytes); /* rounded once */
         dt_loss_args at_once = a;
         at_once.max = stats[3], at_once.sum = stats[4], at_once.hit = stats[5];
         at_once.dz = one, at_once.dz_dtype = dz_dtype, at_once.divisor = 37;

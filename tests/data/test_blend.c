@@ -98,13 +98,15 @@ START_TEST(samples_once_a_round)
             text,
             &(dt_dataset_options){.blend = true, .shuffle = shuffle, .seed = 5, .seq_len = 4});
         ck_assert(dt_dataset_length(ds) == INT64_MAX);
-        int seen[113] = {0}, count[2] = {0}, in_order = 0, last[2] = {-1, -1};
+        int seen[113] = {0}, count[2] = {0}, in_order = 0, last[2] = {-1, -1}, order[30], again = 0;
         for (int64_t n = 0; n < 45; n++) {
             int32_t ids[4], targets[4];
             /* steps of 3 samples; each its own call, as of ranks */
             const dt_batch b = {n / 3 * 12, 3, 4, n % 3, n % 3 + 1};
             ck_ok(dt_dataset_batch(ds, &b, ids, targets));
             const int source = ids[0] >= 100;
+            if (!source)
+                order[count[0]] = ids[0];
             const int round = count[source]++ / (source ? 3 : 5);
             ck_assert(ids[0] % 4 == 0 && targets[3] == ids[0] + 4);
             ck_assert_int_eq(seen[ids[0]]++, round); /* all others before this one again */
@@ -112,6 +114,9 @@ START_TEST(samples_once_a_round)
             last[source] = ids[0];
         }
         ck_assert(count[0] == 30 && count[1] == 15);
+        for (int k = 5; k < 30; k++) /* every round has an order of its own */
+            again += order[k] == order[k - 5];
+        ck_assert(shuffle ? again < 20 : again == 25);
         ck_assert(shuffle ? in_order < 40 : in_order == 45 - 5 - 4);
         dt_dataset_close(&ds);
     }

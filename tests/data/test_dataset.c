@@ -176,6 +176,16 @@ START_TEST(labels)
         position = dt_dataset_position_next(LABELS + 1, position, B, T);
     }
     dt_dataset_close(&ds);
+    /* of what is held out: 12 of 25 tokens */
+    ds = opened(token_path, &(dt_dataset_options){
+                                .labels_path = label_path, .held_out = 0.5, .evaluation = true});
+    int32_t ids[T], targets[T];
+    ck_ok(dt_dataset_batch(ds, &(dt_batch){0, 1, T, 0, 1}, ids, targets));
+    for (int i = 0; i < T; i++) {
+        ck_assert_int_eq(ids[i], file_token(13 + i));
+        ck_assert_int_eq(targets[i], label[13 + i]);
+    }
+    dt_dataset_close(&ds);
 }
 END_TEST
 

@@ -1,5 +1,6 @@
 /* tests/dtensor/test_ops_nn_dropout.c - dropout: the same bits on every mesh, for every split into
  * microbatches and in a replay; others for another call, step, seed or module. */
+#include "array/dt_kernels_nn.h"
 #include "dtensor/ops/dt_ops.h"
 #include "tests/harness.h"
 
@@ -160,12 +161,39 @@ START_TEST(test_keys)
 }
 END_TEST
 
+/* A block of a tensor, its rows longer than the numbers that are made at once: element by
+ * element. */
+START_TEST(test_numbers)
+{
+    enum { ROWS = 4, LONG = 600 };
+    static float x[ROWS * LONG], y[ROWS * LONG];
+    const dt_dropout_args a = {.dtype = DT_F32,
+                               .key = dt_key_make(1, 2, 3),
+                               .first_sample = 4,
+                               .p = p_drop,
+                               .global = DT_SHAPE(5, 3, 1000),
+                               .local = DT_SHAPE(2, 2, LONG),
+                               .offset = {1, 1, 321}};
+    for (int i = 0; i < ROWS * LONG; i++)
+        x[i] = (float)(3 * (i + 1));
+    dt_nn_kernels_of(DT_CPU)->dropout(&a, x, y);
+    for (int i = 0; i < ROWS * LONG; i++) {
+        const int sample = 4 + 1 + i / (2 * LONG), row = 1 + i / LONG % 2, column = 321 + i % LONG;
+        const float u = dt_uniform(a.key, (uint64_t)((sample * 3 + row) * 1000 + column));
+        const float want = (double)u < p_drop ? 0 : (float)(4 * (i + 1));
+        ck_assert_msg(fabsf(y[i] - want) <= 1e-6f * want, "element %d: %g, want %g", i,
+                      (double)y[i], (double)want);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("dropout");
     TCase *tc = tcase_create("dropout");
     tcase_add_test(tc, test_every_mesh);
     tcase_add_test(tc, test_keys);
+    tcase_add_test(tc, test_numbers);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

@@ -1,5 +1,7 @@
 /* tests/optim/test_adamw.c - AdamW: PyTorch's goldens, the defaults, decay by file shape, errors
  * that change nothing. Shards and types: tests/optim/test_adamw_shards.c. */
+#include "array/dt_half.h"
+#include "array/dt_kernels_optim.h"
 #include "optim/dt_optim.h"
 #include "tests/optim/bare.h"
 #include "tests/optim/golden.h"
@@ -192,6 +194,81 @@ START_TEST(test_rules)
 }
 END_TEST
 
+/* ---- the kernel ---- */
+
+/* Decay first, by a rate at which that matters: grad 2 3, mean 3.25, square 12, step (3.25 / 0.5) /
+ * (sqrt(12 / 0.75) + 1) = 1.3, w = 2 (1 - 0.25) - 0.5 1.3. */
+START_TEST(test_by_hand)
+{
+    double wide[] = {3, 2, 0.5, 4};
+    float narrow[] = {3, 2, 0.5, 4};
+    dt_adamw_args a = {.n = 1,
+                       .lr = 0.5,
+                       .beta1 = 0.5,
+                       .beta2 = 0.75,
+                       .eps = 1,
+                       .decay = 0.5,
+                       .grad_scale = 2,
+                       .correction1 = 0.5,
+                       .correction2 = 0.75};
+    a.dtype = a.grad_dtype = DT_F64;
+    a.g = &wide[0], a.w = &wide[1], a.m = &wide[2], a.v = &wide[3];
+    dt_optim_kernels_of(DT_CPU)->adamw(1, &a);
+    a.dtype = a.grad_dtype = DT_F32;
+    a.g = &narrow[0], a.w = &narrow[1], a.m = &narrow[2], a.v = &narrow[3];
+    dt_optim_kernels_of(DT_CPU)->adamw(1, &a);
+    ck_assert_double_eq_tol(wide[1], 0.85, 1e-15);
+    ck_assert_double_eq_tol((double)narrow[1], 0.85, 1e-7);
+    ck_assert(wide[2] == 3.25 && wide[3] == 12 && narrow[2] == 3.25f && narrow[3] == 12);
+}
+END_TEST
+
+/* A tensor longer than what is widened and rounded at once: the same as its elements one by one. */
+START_TEST(test_long_runs)
+{
+    enum { N = 2500 };
+    static const dt_dtype of_grad[] = {DT_F32, DT_BF16, DT_F16};
+    static float g[N], narrow[N], w[2][N], m[2][N], v[2][N];
+    static uint16_t rounded[2][N];
+    const dt_dtype dtype = of_grad[_i], to = _i == 1 ? DT_F16 : DT_BF16;
+    for (int i = 0; i < N; i++) {
+        g[i] = (float)(i % 37 - 18) / 64;
+        w[0][i] = w[1][i] = (float)(i % 101) / 100;
+        m[0][i] = m[1][i] = (float)(i % 13) / 1000;
+        v[0][i] = v[1][i] = (float)(i % 17) / 1000;
+    }
+    dt_store_f32(dtype, g, narrow, N);
+    const dt_adamw_args options = {.grad_dtype = dtype,
+                                   .n = N,
+                                   .lr = 0.01,
+                                   .beta1 = 0.9,
+                                   .beta2 = 0.95,
+                                   .eps = 1e-8,
+                                   .decay = 0.1,
+                                   .grad_scale = 0.5,
+                                   .correction1 = 0.1,
+                                   .correction2 = 0.05,
+                                   .g = narrow,
+                                   .w = w[0],
+                                   .m = m[0],
+                                   .v = v[0],
+                                   .rounded = rounded[0],
+                                   .rounded_dtype = to};
+    dt_optim_kernels_of(DT_CPU)->adamw(1, &options);
+    for (int i = 0; i < N; i++) {
+        dt_adamw_args one = options;
+        one.n = 1;
+        one.g = (const char *)(const void *)narrow + (size_t)i * dt_dtype_size(dtype);
+        one.w = &w[1][i], one.m = &m[1][i], one.v = &v[1][i], one.rounded = &rounded[1][i];
+        dt_optim_kernels_of(DT_CPU)->adamw(1, &one);
+    }
+    ck_assert_mem_eq(w[0], w[1], sizeof w[0]);
+    ck_assert_mem_eq(m[0], m[1], sizeof m[0]);
+    ck_assert_mem_eq(v[0], v[1], sizeof v[0]);
+    ck_assert_mem_eq(rounded[0], rounded[1], sizeof rounded[0]);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
     if (argc > 1)
@@ -201,6 +278,8 @@ int main(int argc, char **argv)
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, test_goldens);
     tcase_add_test(tc, test_rules);
+    tcase_add_test(tc, test_by_hand);
+    tcase_add_loop_test(tc, test_long_runs, 0, 3);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

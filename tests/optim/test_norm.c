@@ -1,5 +1,6 @@
 /* tests/optim/test_norm.c - the global norm: PyTorch's goldens, every placement against the sum
  * over the whole; the clip factor. */
+#include "array/dt_half.h"
 #include "array/dt_kernels_optim.h"
 #include "optim/dt_optim.h"
 #include "tests/optim/bare.h"
@@ -234,6 +235,26 @@ START_TEST(test_lengths)
 }
 END_TEST
 
+/* Of 16 bits: blocks longer than what is widened at once. */
+START_TEST(test_long_halves)
+{
+    enum { N = 300001 };
+    static const dt_dtype dtype[] = {DT_BF16, DT_F16};
+    static float x[N];
+    static uint16_t half[N];
+    double want = 0, got = 0;
+    for (int i = 0; i < N; i++) {
+        x[i] = (float)(i / 500 % 9);
+        want += (double)x[i] * (double)x[i];
+    }
+    for (int d = 0; d < DT_COUNT(dtype); d++) {
+        dt_store_f32(dtype[d], x, half, N);
+        dt_optim_kernels_of(DT_CPU)->power_sum(1, &(dt_power_args){dtype[d], N, half, &got}, 2);
+        ck_assert_double_eq(got, want);
+    }
+}
+END_TEST
+
 START_TEST(test_clip)
 {
     ck_assert_double_eq(dt_clip_factor(0.5, 1.0), 1.0);
@@ -256,6 +277,7 @@ int main(int argc, char **argv)
     tcase_add_test(tc, test_placements);
     tcase_add_test(tc, test_wide);
     tcase_add_test(tc, test_lengths);
+    tcase_add_test(tc, test_long_halves);
     tcase_add_test(tc, test_clip);
     suite_add_tcase(suite, tc);
     return test_main(suite);
