@@ -14,6 +14,7 @@ enum { HEADS = 2, QUERIES = 300, KEYS = 290, DIM = 40, VDIM = 70, NQ = HEADS * Q
 
 static float q[NQ][DIM], k[KEYS][DIM], v[KEYS][VDIM], dout[NQ][VDIM];
 static int32_t q_pos[QUERIES], k_pos[KEYS];
+static int ahead; /* a query's position less its index */
 
 typedef struct results {
     float out[NQ][VDIM], lse[NQ], dq[NQ][DIM], dk[KEYS][DIM], dv[KEYS][VDIM];
@@ -39,7 +40,7 @@ static void fill_all(void)
     fill(&v[0][0], KEYS * VDIM, &state);
     fill(&dout[0][0], NQ * VDIM, &state);
     for (int i = 0; i < QUERIES; i++)
-        q_pos[i] = i;
+        q_pos[i] = i + ahead;
     for (int i = 0; i < KEYS; i++)
         k_pos[i] = i;
 }
@@ -58,7 +59,7 @@ static double dot(const float *x, const float *y, int n)
 static void define_row(int i, exact *e)
 {
     double p[KEYS], dp[KEYS], sum = 0, mean = 0;
-    const int seen = i % QUERIES + 1 < KEYS ? i % QUERIES + 1 : KEYS;
+    const int seen = i % QUERIES + ahead + 1 < KEYS ? i % QUERIES + ahead + 1 : KEYS;
     for (int j = 0; j < seen; j++)
         sum += p[j] = exp(scale * dot(q[i], k[j], DIM));
     for (int j = 0; j < seen; j++) {
@@ -117,10 +118,13 @@ static void near(const char *what, const float *got, const double *want, int n)
                       (double)got[i], want[i]);
 }
 
+/* Also with queries that begin one or two positions before the last key of a block. */
 START_TEST(against_definition)
 {
+    static const int aheads[] = {61, 62, 0};
     static results r;
     static exact e;
+    ahead = aheads[_i];
     fill_all();
     memset(&r, 0xff, sizeof r);
     memset(&e, 0, sizeof e);
@@ -131,7 +135,7 @@ START_TEST(against_definition)
     near("dq", &r.dq[0][0], &e.dq[0][0], NQ * DIM);
     near("dk", &r.dk[0][0], &e.dk[0][0], KEYS * DIM);
     near("dv", &r.dv[0][0], &e.dv[0][0], KEYS * VDIM);
-    for (int c = 0; c < DIM; c++) /* it sees one key: nothing to choose */
+    for (int c = 0; !ahead && c < DIM; c++) /* it sees one key: nothing to choose */
         ck_assert(r.dq[0][c] == 0);
 }
 END_TEST
@@ -183,7 +187,7 @@ int main(void)
     TCase *tc = tcase_create("attention");
     tcase_set_timeout(tc, 60);
     suite_add_tcase(suite, tc);
-    tcase_add_test(tc, against_definition);
+    tcase_add_loop_test(tc, against_definition, 0, 3);
     tcase_add_test(tc, ignores_threads);
     tcase_add_loop_test(tc, tiles_are_dots, 0, 2);
     return test_main(suite);

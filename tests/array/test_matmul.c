@@ -72,6 +72,25 @@ START_TEST(test_large)
 }
 END_TEST
 
+/* So large that C is computed in pieces, cut both ways, and its rows are rounded in several. */
+START_TEST(test_pieces)
+{
+    uint32_t state = 11;
+    for (int i = 0; i < 2; i++) {
+        const dt_matmul_args p = {.dtype = pairs[_i].dtype,
+                                  .dtype_c = pairs[_i].dtype_c,
+                                  .trans_a = i == 0,
+                                  .trans_b = i == 1,
+                                  .batch = 1,
+                                  .m = 1030,
+                                  .n = 1100,
+                                  .k = 2,
+                                  .alpha = i == 0 ? 1 : 0.5};
+        matmul_check(by_backend, p, 1, false, &state);
+    }
+}
+END_TEST
+
 START_TEST(test_sizes_of_zero)
 {
     uint32_t state = 9;
@@ -123,6 +142,43 @@ START_TEST(test_interleaved_heads)
     free(q);
     free(k);
     free(scores);
+}
+END_TEST
+
+/* The same product into rows of other lengths, one after the other. */
+START_TEST(test_rows_apart)
+{
+    enum { N = 6, GAP = 3 };
+    uint32_t state = 8;
+    const size_t size = dt_dtype_size(pairs[_i].dtype_c);
+    void *a = matmul_block(pairs[_i].dtype, N * N, &state);
+    void *b = matmul_block(pairs[_i].dtype, N * N, &state);
+    void *c = matmul_block(pairs[_i].dtype_c, N * (N + GAP), &state);
+    void *before = malloc(N * (N + GAP) * size);
+    ck_assert_ptr_nonnull(before);
+    for (int gap = 0; gap <= GAP; gap += GAP) {
+        const dt_matmul_args p = {.dtype = pairs[_i].dtype,
+                                  .dtype_c = pairs[_i].dtype_c,
+                                  .batch = 1,
+                                  .m = N,
+                                  .n = N,
+                                  .k = N,
+                                  .a = a,
+                                  .b = b,
+                                  .c = c,
+                                  .lda = N,
+                                  .ldb = N,
+                                  .ldc = N + gap,
+                                  .stride_c = N * (N + gap),
+                                  .alpha = 1};
+        memcpy(before, c, N * (N + GAP) * size);
+        by_backend(&p);
+        matmul_check_result(&p, before, p.stride_c);
+    }
+    free(a);
+    free(b);
+    free(c);
+    free(before);
 }
 END_TEST
 
@@ -266,8 +322,10 @@ int main(void)
     tcase_add_loop_test(tc, test_against_triple_loop, 0, DT_COUNT(pairs));
     tcase_add_loop_test(tc, test_plain_against_triple_loop, 0, 2);
     tcase_add_loop_test(tc, test_large, 0, DT_COUNT(pairs));
+    tcase_add_loop_test(tc, test_pieces, 0, DT_COUNT(pairs));
     tcase_add_loop_test(tc, test_sizes_of_zero, 0, DT_COUNT(pairs));
     tcase_add_loop_test(tc, test_interleaved_heads, 0, DT_COUNT(pairs));
+    tcase_add_loop_test(tc, test_rows_apart, 0, DT_COUNT(pairs));
     tcase_add_test(tc, test_refusals);
     tcase_add_loop_test(tc, test_ranks_at_once, 0, 2);
     tcase_add_loop_test(tc, test_ignores_threads, 0, DT_COUNT(apart));

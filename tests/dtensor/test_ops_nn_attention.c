@@ -6,20 +6,23 @@
 
 #include <math.h>
 
-enum { B = 2, H = 4, G = 2, S = 330, D = 4, DOCUMENTS = 3 }; /* S: more than one span */
+/* S queries, more than one span, and T keys. */
+enum { B = 2, H = 4, G = 2, S = 330, T = 290, D = 4, DOCUMENTS = 3 };
 
-static float q[B][H][S][D], k[B][G][S][D], v[B][G][S][D];
-static int32_t q_position[B][S], k_position[S], q_document[S], k_document[B][S];
+static float q[B][H][S][D], k[B][G][T][D], v[B][G][T][D];
+static int32_t q_position[B][S], k_position[B][T], q_document[S], k_document[B][T];
 
 /* Which operands a case has; without positions a query's is its index. */
 typedef struct mask {
     bool positions, documents, not_causal;
+    bool each; /* every sample has key positions of its own */
     bool bshd; /* by way of the other order of dims */
 } mask;
 
 static const mask masks[] = {
     {0},
     {.positions = true},
+    {.positions = true, .each = true},
     {.documents = true},
     {.positions = true, .documents = true},
     {.documents = true, .not_causal = true},
@@ -36,23 +39,26 @@ static void fill(void)
 {
     uint32_t state = 1;
     float *const part[] = {&q[0][0][0][0], &k[0][0][0][0], &v[0][0][0][0]};
-    const int n[] = {B * H * S * D, B * G * S * D, B * G * S * D};
+    const int n[] = {B * H * S * D, B * G * T * D, B * G * T * D};
     for (int p = 0; p < 3; p++)
         for (int i = 0; i < n[p]; i++)
             part[p][i] = (float)(next(&state) % 2001) / 1000.0f - 1;
-    for (int s = 0; s < S; s++) {
-        k_position[s] = (int32_t)(next(&state) % S);
+    for (int s = 0; s < S; s++)
         q_document[s] = (int32_t)(next(&state) % DOCUMENTS);
-        for (int b = 0; b < B; b++) {
+    for (int b = 0; b < B; b++) {
+        for (int s = 0; s < S; s++)
             q_position[b][s] = (int32_t)(next(&state) % S);
-            k_document[b][s] = (int32_t)(next(&state) % DOCUMENTS);
+        for (int j = 0; j < T; j++) {
+            k_position[b][j] = (int32_t)(next(&state) % S);
+            k_document[b][j] = (int32_t)(next(&state) % DOCUMENTS);
         }
     }
 }
 
 static bool sees(const mask *m, int b, int i, int j)
 {
-    const int at = m->positions ? q_position[b][i] : i, key = m->positions ? k_position[j] : j;
+    const int at = m->positions ? q_position[b][i] : i;
+    const int key = m->positions ? k_position[m->each ? b : 0][j] : j;
     return (m->not_causal || key <= at) && (!m->documents || q_document[i] == k_document[b][j]);
 }
 
@@ -62,7 +68,7 @@ static void definition(const mask *m, int b, int h, int i, double out[D])
     double sum = 0;
     for (int e = 0; e < D; e++)
         out[e] = 0;
-    for (int j = 0; j < S; j++) {
+    for (int j = 0; j < T; j++) {
         double score = 0;
         for (int e = 0; e < D; e++)
             score += (double)q[b][h][i][e] * (double)k[b][g][j][e];
@@ -86,15 +92,16 @@ static dt_status body(dt_world *world, void *arg)
     DT_TRY(
         dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"x", 1}}}, &mesh));
     DT_TRY(host_leaf(mesh, DT_SHAPE(B, H, S, D), "", DT_F32, q, &x[0]));
-    DT_TRY(host_leaf(mesh, DT_SHAPE(B, G, S, D), "", DT_F32, k, &x[1]));
-    DT_TRY(host_leaf(mesh, DT_SHAPE(B, G, S, D), "", DT_F32, v, &x[2]));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(B, G, T, D), "", DT_F32, k, &x[1]));
+    DT_TRY(host_leaf(mesh, DT_SHAPE(B, G, T, D), "", DT_F32, v, &x[2]));
     if (m->positions) {
         DT_TRY(host_leaf(mesh, DT_SHAPE(B, S), "", DT_I32, q_position, &x[3]));
-        DT_TRY(host_leaf(mesh, DT_SHAPE(S), "", DT_I32, k_position, &x[4]));
+        DT_TRY(
+            host_leaf(mesh, m->each ? DT_SHAPE(B, T) : DT_SHAPE(T), "", DT_I32, k_position, &x[4]));
     }
     if (m->documents) {
         DT_TRY(host_leaf(mesh, DT_SHAPE(S), "", DT_I32, q_document, &x[5]));
-        DT_TRY(host_leaf(mesh, DT_SHAPE(B, S), "", DT_I32, k_document, &x[6]));
+        DT_TRY(host_leaf(mesh, DT_SHAPE(B, T), "", DT_I32, k_document, &x[6]));
     }
     DT_TRY(dt_tape_create(mesh, &(dt_tape_options){.no_grad = true}, &t));
     dt_tensor *qkv[3];

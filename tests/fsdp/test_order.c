@@ -179,6 +179,16 @@ static dt_status twice_body(dt_world *world, void *arg)
     DT_TRY(dt_module_reduce_grads(n.root));
     TEST_THAT(dt_heap_get_stats(dt_mesh_heap(n.mesh)).live[DT_TAG_COMM] == 0, "copies stay");
     dt_module_clear_grads(n.root);
+    /* the same, forgotten while it is reduced */
+    dt_tape_reset(n.t, NULL);
+    x = dt_module_call1(n.block[2], n.t, dt_module_call1(n.block[0], n.t, n.x));
+    DT_TRY(dt_backward(n.t, dt_sum(n.t, x, 0)));
+    dt_module_clear_grads(n.root);
+    DT_TRY(dt_module_reduce_grads(n.root));
+    int count = 0;
+    dt_param *const *p = dt_module_params(n.root, &count);
+    for (int i = 0; i < count; i++)
+        TEST_THAT(!dt_tensor_grad(p[i]->tensor)->array.storage, "%s has a gradient", p[i]->name);
     DT_TRY(net_step(&n, 1, &value));
     net_close(&n);
     return DT_OK;
