@@ -351,6 +351,32 @@ START_TEST(losses_at_once_are_the_two)
 }
 END_TEST
 
+/* Sums of a middle dim in every type, of integers, which all types hold. */
+START_TEST(sums_of_a_middle_dim)
+{
+    enum { OUTER = 3, MID = 5, MOST_INNER = 300 };
+    static const int inner[] = {1, 7, MOST_INNER};
+    static const dt_dtype dtype[] = {DT_F32, DT_BF16, DT_F16};
+    static float x[OUTER * MID * MOST_INNER], stored[OUTER * MID * MOST_INNER];
+    float out[OUTER * MOST_INNER], got[OUTER * MOST_INNER];
+    for (int i = 0; i < DT_COUNT(x); i++)
+        x[i] = (float)(i * i % 23 - 11);
+    for (int k = 0; k < DT_COUNT(inner) * DT_COUNT(dtype); k++) {
+        const int n = inner[k % 3];
+        dt_store_f32(dtype[k / 3], x, stored, DT_COUNT(x));
+        dt_math_kernels_of(DT_CPU)->sum(dtype[k / 3], OUTER, MID, n, stored, out);
+        dt_load_f32(dtype[k / 3], out, got, OUTER * n);
+        for (int i = 0; i < OUTER * n; i++) {
+            float want = 0;
+            for (int j = 0; j < MID; j++)
+                want += x[(i / n * MID + j) * n + i % n];
+            ck_assert_msg(got[i] == want, "%s, %d apart, sum %d: %g, not %g",
+                          dt_dtype_name(dtype[k / 3]), n, i, (double)got[i], (double)want);
+        }
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("kernels of rows and elements");
@@ -362,6 +388,7 @@ int main(void)
     tcase_add_test(tc, elements_are_their_formulas);
     tcase_add_test(tc, activations_at_the_ends);
     tcase_add_test(tc, losses_at_once_are_the_two);
+    tcase_add_test(tc, sums_of_a_middle_dim);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

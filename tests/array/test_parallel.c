@@ -1,5 +1,6 @@
 /* tests/array/test_parallel.c - how a range is cut among threads. */
 #include "array/dt_kernels.h"
+#include "array/dt_kernels_math.h"
 #include "tests/harness.h"
 
 #include <string.h>
@@ -57,6 +58,28 @@ START_TEST(test_lanes_are_summed_pairwise)
 }
 END_TEST
 
+/* One long run of elements that lie apart, by any number of threads. */
+START_TEST(test_strided_run)
+{
+    enum { N = 200001, STEP = 3 };
+    static uint16_t x[N * STEP], y[N];
+    const dt_strided_args a = {
+        .elem_bytes = 2, .ndim = 1, .size = {N}, .stride = {STEP}, .src = x, .dst = y};
+    const int before = dt_compute_threads_get();
+    for (int i = 0; i < N * STEP; i++)
+        x[i] = (uint16_t)(i * 7);
+    for (int threads = 1; threads <= 3; threads++) {
+        memset(y, 0, sizeof y);
+        dt_compute_threads_set(threads);
+        dt_math_kernels_of(DT_CPU)->strided(&a);
+        for (int i = 0; i < N; i++)
+            if (y[i] != x[STEP * i])
+                ck_abort_msg("%d threads, element %d: %d", threads, i, y[i]);
+    }
+    dt_compute_threads_set(before);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("parallel");
@@ -65,5 +88,6 @@ int main(void)
     tcase_add_test(tc, test_parallel_range);
     tcase_add_test(tc, test_threads);
     tcase_add_test(tc, test_lanes_are_summed_pairwise);
+    tcase_add_test(tc, test_strided_run);
     return test_main(suite);
 }

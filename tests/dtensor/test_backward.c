@@ -206,6 +206,35 @@ START_TEST(dropped_inputs_keep_their_type)
 }
 END_TEST
 
+/* An output of split that no gradient reaches, among one that it does: there it is 0. */
+static dt_status unreached_body(dt_world *world, void *arg)
+{
+    (void)arg;
+    place_bench b;
+    dt_tensor *x = NULL, *part[2];
+    dt_array used = {0};
+    DT_TRY(place_open(&b, world));
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(4, 5), "", DT_F32, 1, &x));
+    dt_split(b.t, x, 1, 2, (int64_t[]){2, 3}, part);
+    dt_tensor *loss = dt_sum(b.t, dt_scale(b.t, part[1], 7), 0);
+    DT_TRY(dt_array_create(dt_mesh_heap(b.mesh), DT_F32, DT_SHAPE(4, 5), DT_TAG_WORKSPACE, &used));
+    dt_array_fill(&used, 99); /* memory that is not zero by luck */
+    dt_array_release(&used);
+    DT_TRY(dt_backward(b.t, loss));
+    const float *g = test_look(&dt_tensor_grad(x)->array);
+    for (int i = 0; i < 20; i++)
+        TEST_THAT(g[i] == (i % 5 < 2 ? 0 : 7), "element %d: %g", i, (double)g[i]);
+    dt_tensor_destroy(&x);
+    place_close(&b);
+    return DT_OK;
+}
+
+START_TEST(unreached_outputs_give_zeros)
+{
+    test_ranks(1, unreached_body, NULL);
+}
+END_TEST
+
 /* ---- two parts ---- */
 
 /* y = silu(x w1^T) w2^T, w2 through two casts; `tied`: w2 is w1. */
@@ -335,6 +364,7 @@ int main(void)
     tcase_add_test(tc, leaves_own_their_gradients);
     tcase_add_test(tc, r_and_p_add_up);
     tcase_add_test(tc, dropped_inputs_keep_their_type);
+    tcase_add_test(tc, unreached_outputs_give_zeros);
     tcase_add_test(tc, two_parts_equal_the_whole);
     tcase_add_test(tc, failing_gradient);
     suite_add_tcase(suite, tc);
