@@ -1,6 +1,6 @@
 /* tests/pp/test_mlp.c - MLPs in pipelines: every schedule twice, with tensors besides and skip
- * connections, against one rank; the losses of microbatches one by one; evaluation. Read first:
- * tests/pp/mlp.h. */
+ * connections, against one rank; the losses of microbatches one by one; a loss scale; evaluation.
+ * Read first: tests/pp/mlp.h. */
 #include "tests/pp/mlp.h"
 
 #include <math.h>
@@ -122,6 +122,23 @@ static dt_status one_by_one(mlp *n, mlp *one, dt_world *world, double want)
     return DT_OK;
 }
 
+/* Gradients of 4 times the loss, which itself is as ever. */
+static dt_status scaled(mlp *n, mlp *one, dt_world *world, double want)
+{
+    dt_pipeline_pass pass = mlp_pass(n);
+    double loss = 0;
+    int count = 0;
+    pass.loss_scale = 4;
+    dt_module_clear_grads(dt_pipeline_module(n->pipe));
+    DT_TRY(dt_pipeline_run(n->pipe, &pass, &loss));
+    DT_TRY(check_loss(world, loss, want));
+    dt_param *const *param = dt_module_params(dt_pipeline_module(n->pipe), &count);
+    for (int i = 0; i < count; i++)
+        dt_array_scale(&dt_tensor_grad(param[i]->tensor)->array, 0.25);
+    DT_TRY(pipe_same_gradients(dt_pipeline_module(n->pipe), one->whole));
+    return DT_OK;
+}
+
 /* Forward only, in microbatches of another size: the loss, then the outputs; no gradient. */
 static dt_status evaluate(mlp *n, mlp *one, dt_world *world, double want)
 {
@@ -164,6 +181,7 @@ static dt_status net_body(dt_world *world, void *arg)
     DT_TRY(run_whole(&one, &want));
     DT_TRY(twice(&n, &one, world, want));
     DT_TRY(one_by_one(&n, &one, world, want));
+    DT_TRY(scaled(&n, &one, world, want));
     DT_TRY(evaluate(&n, &one, world, want));
     mlp_close(&n);
     mlp_close(&one);
