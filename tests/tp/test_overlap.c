@@ -222,6 +222,55 @@ START_TEST(replicated_weights_count_once)
 }
 END_TEST
 
+/* Two products of one gathered x, of which one has a bias. */
+static dt_status one_bias_body(dt_world *world, void *arg)
+{
+    enum { B = 2, S = 5, K = 3, N = 4 };
+    float value[B * S * K], y[2][B * S * N];
+    dt_mesh *mesh = NULL;
+    dt_tape *t = NULL;
+    dt_tensor *x[2] = {NULL}, *w = NULL, *bias = NULL, *out[2] = {NULL};
+    const dt_overlap_options o = {.naxes = 1, .axis = {0}, .n = 2};
+    const dt_layout *layout = NULL;
+    (void)arg;
+    for (int i = 0; i < B * S * K; i++)
+        value[i] = (float)(i * 7 % 11) / 8 - 0.5f;
+    DT_TRY(
+        dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"tp", -1}}}, &mesh));
+    DT_TRY(dt_tape_create(mesh, &(dt_tape_options){.no_grad = true}, &t));
+    for (int i = 0; i < 2; i++) {
+        DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(B, S, K), i ? "S(1)@tp" : "", &layout));
+        DT_TRY(dt_distribute(layout, DT_F32, value, &x[i]));
+    }
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(N, K), "", &layout));
+    DT_TRY(dt_distribute(layout, DT_F32, value, &w));
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(N), "", &layout));
+    DT_TRY(dt_distribute(layout, DT_F32, value, &bias));
+    for (int with = 0; with < 2; with++) {
+        dt_gather_linear(t, x[1], &o, (dt_tensor *[]){w, w},
+                         (dt_tensor *[]){with == 0 ? bias : NULL, with == 1 ? bias : NULL}, out);
+        for (int i = 0; i < 2; i++) {
+            DT_TRY(dt_tensor_read_f32_sync(out[i], y[0]));
+            DT_TRY(dt_tensor_read_f32_sync(dt_linear(t, x[0], w, i == with ? bias : NULL), y[1]));
+            TEST_THAT(test_max_diff(y[0], y[1], B * S * N) <= 1e-6, "bias of %d, output %d", with,
+                      i);
+        }
+    }
+    dt_tape_destroy(&t);
+    dt_tensor_destroy(&x[0]);
+    dt_tensor_destroy(&x[1]);
+    dt_tensor_destroy(&w);
+    dt_tensor_destroy(&bias);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(a_bias_of_one_product)
+{
+    test_ranks(3, one_bias_body, NULL);
+}
+END_TEST
+
 /* There is no sequence to go round in pieces. */
 static dt_status refused_body(dt_world *world, void *arg)
 {
@@ -252,6 +301,7 @@ int main(void)
     test_loop(tc, half_the_bytes_in_bf16, 4);
     test_loop(tc, overlap_needs_a_sequence, 4);
     tcase_add_test(tc, replicated_weights_count_once);
+    tcase_add_test(tc, a_bias_of_one_product);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }
