@@ -28,8 +28,6 @@ void sim_as_stream(cudaStream_t stream, const std::function<void()> &body)
 {
     if (!sim_tsan() || sim_fiber_current() == stream->fiber)
         return body();
-    if (!stream->fiber)
-        stream->fiber = sim_fiber_create();
     void *before = sim_fiber_current();
     sim_fiber_switch(stream->fiber);
     sim_acquire(&stream->token);

@@ -54,6 +54,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned, int)
     CUstream_st *s = new CUstream_st();
     s->device = sim_device();
     s->id = ++ids;
+    s->fiber = sim_fiber_create(); /* ordered after what its creator has done, not its first user */
     sim_streams.push_back(s);
     *out = s;
     return cudaSuccess;
