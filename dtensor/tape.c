@@ -112,6 +112,7 @@ void dt_tape_reset(dt_tape *t, const dt_tape_options *options)
     }
     while (t->nframes > 0)
         dt_tape_leave(t);
+    t->outside = 0;
     while (t->block) {
         dti_block *b = t->block;
         t->block = b->next;
@@ -375,8 +376,12 @@ const char *dt_tape_path(const dt_tape *t)
     return path ? path : "";
 }
 
+int *dti_ordinal(dt_tape *t)
+{
+    return t->nframes > 0 ? &t->frame[t->nframes - 1].ordinal : &t->outside;
+}
+
 int dt_tape_next_ordinal(dt_tape *t)
 {
-    static const int outside = 0;
-    return t->nframes > 0 ? t->frame[t->nframes - 1].ordinal++ : outside;
+    return (*dti_ordinal(t))++;
 }

@@ -89,6 +89,7 @@ struct dt_tape {
         int ordinal;
     } * frame; /* open module calls */
     int64_t nframes, frame_capacity;
+    int outside; /* ordinal of the next dropout of no module call */
     struct dti_block *block, *spare; /* arena, newest first; blocks to use again */
     dt_tensor *failed;
     dt_status status;
@@ -132,6 +133,8 @@ dt_status dti_tensor_status(const dt_tensor *x, const char *doing);
  * tape has failed. */
 bool dti_usable(dt_tape *t, const char *op, int nin, dt_tensor *const *in);
 bool dti_wants_grad(const dt_tape *t, int nin, dt_tensor *const *in, uint32_t no_grad_in);
+/* Of the next dropout, in the call at hand or outside of all. */
+int *dti_ordinal(dt_tape *t);
 /* Do nodes get appended now? */
 static inline bool dti_records(const dt_tape *t)
 {

@@ -106,7 +106,8 @@ START_TEST(test_every_mesh)
 }
 END_TEST
 
-/* y of one dropout on a fresh tape; `skip` dropouts before it in the same call. */
+/* y of one dropout on a fresh tape; `skip` dropouts before it in the same call. path NULL: in none.
+ */
 static dt_status draw(dt_mesh *mesh, const dt_tape_options *o, const char *path, int skip, double p,
                       float *out)
 {
@@ -116,7 +117,8 @@ static dt_status draw(dt_mesh *mesh, const dt_tape_options *o, const char *path,
     DT_TRY(dt_tape_create(mesh, o, &tape));
     DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(COUNT), "", &layout));
     DT_TRY(dt_full_value(layout, DT_F32, 1, &x));
-    dt_tape_enter(tape, path);
+    if (path)
+        dt_tape_enter(tape, path);
     for (int i = 0; i < skip; i++)
         (void)dt_dropout(tape, x, 0.5);
     dt_tensor *y = dt_dropout(tape, x, p);
@@ -133,7 +135,7 @@ static dt_status key_body(dt_world *world, void *arg)
 {
     (void)arg;
     dt_mesh *mesh;
-    float first[COUNT], other[COUNT];
+    float first[COUNT], once[COUNT], other[COUNT];
     dt_tape_options seed = options, step = options;
     seed.seed++;
     step.step++;
@@ -146,6 +148,9 @@ static dt_status key_body(dt_world *world, void *arg)
     TEST_THAT(memcmp(first, other, sizeof first), "another module, same bits");
     DT_TRY(draw(mesh, &options, "a", 1, 0.5, other));
     TEST_THAT(memcmp(first, other, sizeof first), "another call, same bits");
+    DT_TRY(draw(mesh, &options, NULL, 0, 0.5, once));
+    DT_TRY(draw(mesh, &options, NULL, 1, 0.5, other));
+    TEST_THAT(memcmp(once, other, sizeof once), "another call outside of modules, same bits");
     DT_TRY(draw(mesh, &seed, "a", 0, 0.5, other));
     TEST_THAT(memcmp(first, other, sizeof first), "another seed, same bits");
     DT_TRY(draw(mesh, &step, "a", 0, 0.5, other));
@@ -158,6 +163,62 @@ static dt_status key_body(dt_world *world, void *arg)
 START_TEST(test_keys)
 {
     test_ranks(1, key_body, NULL);
+}
+END_TEST
+
+static int two_dropouts(dt_tape *t, void *arg, int nin, dt_tensor *const *in, dt_tensor **out)
+{
+    (void)arg;
+    (void)nin;
+    out[0] = dt_dropout(t, dt_dropout(t, in[0], 0.1), 0.1);
+    return 1;
+}
+
+/* Of the sum of x after a dropout, two that may be computed again in backward, and another. */
+static dt_status gradient(dt_mesh *mesh, const char *path, bool again, float *out)
+{
+    dt_tape *t;
+    dt_tensor *x, *y = NULL;
+    const dt_layout *layout;
+    const dt_recomputed part = {.run = two_dropouts};
+    DT_TRY(dt_tape_create(mesh, &options, &t));
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(COUNT), "", &layout));
+    DT_TRY(dt_full_value(layout, DT_F32, 1, &x));
+    dt_tensor_set_requires_grad(x, true);
+    if (path)
+        dt_tape_enter(t, path);
+    dt_tensor *in = dt_dropout(t, x, 0.1);
+    if (again)
+        (void)dt_tape_recompute(t, &part, 1, &in, &y);
+    else
+        (void)two_dropouts(t, NULL, 1, &in, &y);
+    DT_TRY(dt_backward(t, dt_sum(t, dt_dropout(t, y, 0.1), 0)));
+    memcpy(out, test_look(&dt_tensor_grad(x)->array), COUNT * sizeof *out);
+    dt_tensor_destroy(&x);
+    dt_tape_destroy(&t);
+    return DT_OK;
+}
+
+static dt_status again_body(dt_world *world, void *arg)
+{
+    (void)arg;
+    dt_mesh *mesh;
+    float plain[COUNT], again[COUNT];
+    DT_TRY(
+        dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"dp", 1}}}, &mesh));
+    for (int i = 0; i < 2; i++) {
+        DT_TRY(gradient(mesh, i ? "a" : NULL, false, plain));
+        DT_TRY(gradient(mesh, i ? "a" : NULL, true, again));
+        TEST_THAT(!memcmp(plain, again, sizeof plain), "%s a call: other bits when computed again",
+                  i ? "in" : "outside of");
+    }
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(test_again)
+{
+    test_ranks(1, again_body, NULL);
 }
 END_TEST
 
@@ -193,6 +254,7 @@ int main(void)
     TCase *tc = tcase_create("dropout");
     tcase_add_test(tc, test_every_mesh);
     tcase_add_test(tc, test_keys);
+    tcase_add_test(tc, test_again);
     tcase_add_test(tc, test_numbers);
     suite_add_tcase(suite, tc);
     return test_main(suite);
