@@ -44,7 +44,7 @@ DT_NODISCARD dt_status dti_ids_check(dt_op_call *c, int i, int64_t limit, int64_
 DT_NODISCARD dt_status dti_positions_follow(const dt_rule *r, int i, int lead, int seq,
                                             const char *what);
 
-/* ---- norms: layernorm.c ---- */
+/* ---- dropout.c, linear_cross_entropy.c ---- */
 
 typedef struct dti_dropout_attributes {
     dt_key key;
@@ -57,6 +57,8 @@ typedef struct dti_head_attributes {
     int64_t ignore, valid, chunk;
     bool f16; /* the operands are: 1 / valid comes last */
 } dti_head_attributes;
+
+/* ---- norms: layernorm.c ---- */
 
 typedef struct dti_norm_attributes {
     double eps;
