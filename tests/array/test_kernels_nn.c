@@ -71,8 +71,10 @@ END_TEST
 
 START_TEST(test_exp_at_the_ends)
 {
-    static const float x[] = {0, -90, -1e30f, -INFINITY, 88.8f, 1e4f, 1e30f, INFINITY, NAN, -NAN};
-    static const float want[] = {1, 0, 0, 0, INFINITY, INFINITY, INFINITY, INFINITY, NAN, NAN};
+    static const float x[] = {0,    -110, -3e7f, -1e30f,   -INFINITY, 88.8f,
+                              1e4f, 3e7f, 1e30f, INFINITY, NAN,       -NAN};
+    static const float want[] = {1,        0,        0,        0,        0,   INFINITY,
+                                 INFINITY, INFINITY, INFINITY, INFINITY, NAN, NAN};
     for (int i = 0; dti_exp_kernels_of(i); i++) {
         float y[DT_COUNT(x)], t[DT_COUNT(x)];
         dti_exp_kernels_of(i)->row(DT_COUNT(x), x, 0, 1, y);
@@ -80,10 +82,26 @@ START_TEST(test_exp_at_the_ends)
             t[j] = -x[j];
         dti_exp_kernels_of(i)->one_plus(DT_COUNT(x), t);
         for (int j = 0; j < DT_COUNT(x); j++) {
-            ck_assert_msg(y[j] == want[j] || (isnan(want[j]) && isnan(y[j])), "kind %d: exp(%g) %g",
-                          i, (double)x[j], (double)y[j]);
+            ck_assert_msg((y[j] == want[j] && !signbit(y[j])) || (isnan(want[j]) && isnan(y[j])),
+                          "kind %d: exp(%g) %g", i, (double)x[j], (double)y[j]);
             ck_assert_msg(t[j] == 1 + want[j] || (isnan(want[j]) && isnan(t[j])),
                           "kind %d: 1 + exp(%g) is %g", i, (double)x[j], (double)t[j]);
+        }
+    }
+}
+END_TEST
+
+/* Past both ends, however far: inf; subnormal or 0, and not -0. */
+START_TEST(test_exp_of_large)
+{
+    for (int i = 0; dti_exp_kernels_of(i); i++) {
+        for (float x = 89; x < INFINITY; x *= 1.01f) {
+            float y, z, above = -x;
+            dti_exp_kernels_of(i)->row(1, &x, 0, 1, &y);
+            ck_assert_msg(isinf(y) && y > 0, "kind %d: exp(%g) %g", i, (double)x, (double)y);
+            dti_exp_kernels_of(i)->row(1, &above, 0, 1, &z);
+            ck_assert_msg(z >= 0 && z < FLT_MIN && !signbit(z) && (x < 104 || z == 0),
+                          "kind %d: exp(%g) %g", i, (double)above, (double)z);
         }
     }
 }
@@ -139,6 +157,7 @@ int main(void)
     tcase_add_test(tc, test_exp_is_accurate);
     tcase_add_test(tc, test_sigmoid_is_accurate);
     tcase_add_test(tc, test_exp_at_the_ends);
+    tcase_add_test(tc, test_exp_of_large);
     tcase_add_test(tc, test_exp_ignores_the_place);
     tcase_add_test(tc, test_sum_is_of_the_row);
     suite_add_tcase(suite, tc);
