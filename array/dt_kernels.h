@@ -43,7 +43,8 @@
 
 enum {
     DT_PARALLEL_MIN = 65536, /* elements of work below which one thread is faster */
-    DT_LANES = 16            /* partial sums of a reduction */
+    DT_LANES = 16,           /* partial sums of a reduction */
+    DT_WIDE_LANES = 32       /* of one that reads 16 bits: a vector of them is as many */
 };
 
 /* Threads that kernels and products called from this thread may use. Default: OMP_NUM_THREADS, or
@@ -72,4 +73,14 @@ static inline double dt_lanes_sum_f64(double lane[DT_LANES])
         for (int j = 0; j < step; j++)
             lane[j] += lane[j + step];
     return lane[0];
+}
+
+/* The same of whole vectors and of what is left of a row: apart, that gcc keeps `lane` in
+ * registers. */
+static inline double dt_wide_lanes_sum_f64(double lane[DT_WIDE_LANES],
+                                           const double last[DT_WIDE_LANES])
+{
+    for (int j = 0; j < DT_LANES; j++)
+        lane[j] = (lane[j] + last[j]) + (lane[j + DT_LANES] + last[j + DT_LANES]);
+    return dt_lanes_sum_f64(lane);
 }

@@ -11,25 +11,13 @@
 #include <math.h>
 #include <string.h>
 
-enum {
-    COLUMNS = 64,        /* of dw at once */
-    LANES = 2 * DT_LANES /* partial sums: a vector of 16 bits is as many elements */
-};
+enum { COLUMNS = 64 /* of dw at once */ };
 
 typedef struct norm_job {
     const dt_norm_args *a;
     int64_t block, nblocks; /* rows of a block */
     void *dx, *dw, *db;     /* forward: dx is y */
 } norm_job;
-
-/* Of whole vectors, and of what is left of the row: apart, that gcc keeps `lane` in registers. */
-static inline __attribute__((always_inline)) double total(double lane[LANES],
-                                                          const double last[LANES])
-{
-    for (int j = 0; j < DT_LANES; j++)
-        lane[j] = (lane[j] + last[j]) + (lane[j + DT_LANES] + last[j + DT_LANES]);
-    return dt_lanes_sum_f64(lane);
-}
 
 #define KERNELS "array/kernel_norm.inc"
 #include "array/each_float.inc"
