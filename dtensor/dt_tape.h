@@ -100,7 +100,8 @@ DT_NODISCARD dt_status dt_tensor_keep(dt_tensor *x, dt_tensor **kept_out);
 void dt_tape_enter(dt_tape *tape, const char *path);
 void dt_tape_leave(dt_tape *tape);
 const char *dt_tape_path(const dt_tape *tape);
-/* 0, 1, 2 ... within the current module call, or outside of all: the ordinal of a dropout. */
+/* 0, 1, 2 ... of the module in force, over all of its calls on this tape: the ordinal of a
+ * dropout. */
 int dt_tape_next_ordinal(dt_tape *tape);
 
 /* ---- for nn: recomputation ---- */

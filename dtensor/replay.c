@@ -114,7 +114,7 @@ int dt_tape_recompute(dt_tape *t, const dt_recomputed *call, int nin, dt_tensor 
         return 1;
     }
     a->call = *call;
-    a->ordinal = *dti_ordinal(t);
+    a->drawn = t->drawn;
     const int64_t before = t->ntensors;
     t->unrecorded = true;
     t->keep = call->selective ? &a->kept : NULL;
@@ -199,7 +199,7 @@ static dt_status run_again(dt_tape *t, dti_node *n)
     for (int i = 0; i < n->nin; i++)
         DT_TRY(stand_in(n, i, second, &a->in[i]));
     dt_tape_enter(second, n->path);
-    *dti_ordinal(second) = a->ordinal;
+    second->drawn = a->drawn;
     dt_trace_record(trace, "recompute", n->path, DT_TRACE_BEGIN, 0, 0);
     const int nout = a->call.run(second, a->call.arg, n->nin, a->in, a->out);
     dt_trace_record(trace, "recompute", n->path, DT_TRACE_END, 0, 0);

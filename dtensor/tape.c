@@ -112,7 +112,7 @@ void dt_tape_reset(dt_tape *t, const dt_tape_options *options)
     }
     while (t->nframes > 0)
         dt_tape_leave(t);
-    t->outside = 0;
+    t->drawn = NULL;
     while (t->block) {
         dti_block *b = t->block;
         t->block = b->next;
@@ -361,7 +361,7 @@ void dt_tape_enter(dt_tape *t, const char *path)
         return;
     }
     char *copy = dti_alloc(t, strlen(path) + 1); /* nodes keep pointing at it */
-    t->frame[t->nframes++] = (struct dti_frame){copy ? strcpy(copy, path) : NULL, 0};
+    t->frame[t->nframes++] = copy ? strcpy(copy, path) : NULL;
 }
 
 void dt_tape_leave(dt_tape *t)
@@ -372,16 +372,22 @@ void dt_tape_leave(dt_tape *t)
 
 const char *dt_tape_path(const dt_tape *t)
 {
-    const char *path = t->nframes > 0 ? t->frame[t->nframes - 1].path : NULL;
+    const char *path = t->nframes > 0 ? t->frame[t->nframes - 1] : NULL;
     return path ? path : "";
-}
-
-int *dti_ordinal(dt_tape *t)
-{
-    return t->nframes > 0 ? &t->frame[t->nframes - 1].ordinal : &t->outside;
 }
 
 int dt_tape_next_ordinal(dt_tape *t)
 {
-    return (*dti_ordinal(t))++;
+    const char *path = dt_tape_path(t);
+    const struct dti_drawn *last = t->drawn;
+    while (last && strcmp(last->path, path))
+        last = last->before;
+    struct dti_drawn *drawn = dti_alloc(t, sizeof *drawn);
+    if (!drawn) {
+        (void)dt_tape_fail(t, DT_ERROR(DT_ERR_NOMEM, "a dropout"));
+        return 0;
+    }
+    *drawn = (struct dti_drawn){path, last ? last->ordinal + 1 : 0, t->drawn};
+    t->drawn = drawn;
+    return drawn->ordinal;
 }

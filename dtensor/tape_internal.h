@@ -43,7 +43,7 @@ typedef struct dti_kept {
 /* What a node "recompute" has beside its saved inputs. */
 typedef struct dti_again {
     dt_recomputed call;
-    int ordinal; /* of the next dropout when the call began */
+    const struct dti_drawn *drawn; /* when the call began */
     dti_kept kept;
     dt_tape *tape; /* of the second run; NULL until the walk arrives */
     /* of the second run; in: leaves themselves, stand-ins for tensors of the first tape */
@@ -84,12 +84,15 @@ struct dt_tape {
     int64_t ntensors, tensor_capacity;
     int64_t *scope; /* start of each open scope in `tensor` */
     int64_t nscopes, scope_capacity;
-    struct dti_frame {
-        const char *path;
-        int ordinal;
-    } * frame; /* open module calls */
+    const char **frame; /* paths of open module calls */
     int64_t nframes, frame_capacity;
-    int outside; /* ordinal of the next dropout of no module call */
+    /* Dropouts so far, the last one first; never changed, so that a second run can go on from
+     * where the first one began. */
+    const struct dti_drawn {
+        const char *path; /* of its module */
+        int ordinal;
+        const struct dti_drawn *before;
+    } * drawn;
     struct dti_block *block, *spare; /* arena, newest first; blocks to use again */
     dt_tensor *failed;
     dt_status status;
@@ -133,8 +136,6 @@ dt_status dti_tensor_status(const dt_tensor *x, const char *doing);
  * tape has failed. */
 bool dti_usable(dt_tape *t, const char *op, int nin, dt_tensor *const *in);
 bool dti_wants_grad(const dt_tape *t, int nin, dt_tensor *const *in, uint32_t no_grad_in);
-/* Of the next dropout, in the call at hand or outside of all. */
-int *dti_ordinal(dt_tape *t);
 /* Do nodes get appended now? */
 static inline bool dti_records(const dt_tape *t)
 {

@@ -4,8 +4,8 @@
  *
  * The bit of an element is u >= p, where u is number
  *     (first sample of the microbatch + index in dim 0) * elements a sample + index within it
- * of the sequence whose key is (seed, step, module path, ordinal of the call in its module
- * call): the same on every mesh, for every microbatch and in a replay. Saves nothing.
+ * of the sequence whose key is (seed, step, module path, how many dropouts of the module the tape
+ * has had): the same on every mesh, for every microbatch and in a replay. Saves nothing.
  * Rule: "...->...", linear.
  * Sources: Srivastava et al. 2014, "Dropout"; Salmon et al. 2011 (counter-based random numbers). */
 #include "dtensor/ops/nn_internal.h"

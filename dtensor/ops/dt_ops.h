@@ -112,10 +112,9 @@ typedef struct dt_attention_options {
  * Rule: "bhsD,bgSD,bgSd->bhsd" ("bshD,bSgD,bSgd->bshd") */
 dt_tensor *dt_attention(dt_tape *t, dt_tensor *q, dt_tensor *k, dt_tensor *v,
                         const dt_attention_options *options);
-/* Zero with probability p, scale the rest by 1/(1-p); bits from (seed, step, module path, ordinal),
- * counter from the global element index (dim 0 is the sample): equal on every mesh and for every
- * microbatch. A module that is called twice on a tape draws the same bits twice. p = 0: x itself.
- */
+/* Zero with probability p, scale the rest by 1/(1-p); bits from (seed, step, module path, how many
+ * dropouts of the module the tape has had), counter from the global element index (dim 0 is the
+ * sample): equal on every mesh and for every microbatch. p = 0: x itself. */
 dt_tensor *dt_dropout(dt_tape *t, dt_tensor *x, double p);
 
 typedef struct dt_cross_entropy_options {

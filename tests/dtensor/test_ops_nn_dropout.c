@@ -106,10 +106,10 @@ START_TEST(test_every_mesh)
 }
 END_TEST
 
-/* y of one dropout on a fresh tape; `skip` dropouts before it in the same call. path NULL: in none.
- */
-static dt_status draw(dt_mesh *mesh, const dt_tape_options *o, const char *path, int skip, double p,
-                      float *out)
+/* y of one dropout on a fresh tape; `skip` dropouts before it in the same call, and `calls` calls
+ * with as many before that one. path NULL: in none. */
+static dt_status draw(dt_mesh *mesh, const dt_tape_options *o, const char *path, int calls,
+                      int skip, double p, float *out)
 {
     dt_tape *tape;
     dt_tensor *x;
@@ -117,10 +117,14 @@ static dt_status draw(dt_mesh *mesh, const dt_tape_options *o, const char *path,
     DT_TRY(dt_tape_create(mesh, o, &tape));
     DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(COUNT), "", &layout));
     DT_TRY(dt_full_value(layout, DT_F32, 1, &x));
-    if (path)
-        dt_tape_enter(tape, path);
-    for (int i = 0; i < skip; i++)
-        (void)dt_dropout(tape, x, 0.5);
+    for (int k = 0; k <= calls; k++) {
+        if (k > 0)
+            dt_tape_leave(tape);
+        if (path)
+            dt_tape_enter(tape, path);
+        for (int i = 0; i < skip; i++)
+            (void)dt_dropout(tape, x, 0.5);
+    }
     dt_tensor *y = dt_dropout(tape, x, p);
     DT_TRY(dt_tape_status(tape));
     TEST_THAT((p == 0) == (y == x), "p = 0 is x itself");
@@ -141,21 +145,24 @@ static dt_status key_body(dt_world *world, void *arg)
     step.step++;
     DT_TRY(
         dt_mesh_create(world, test_device(world), &(dt_mesh_options){.axes = {{"dp", 1}}}, &mesh));
-    DT_TRY(draw(mesh, &options, "a", 0, 0.5, first));
-    DT_TRY(draw(mesh, &options, "a", 0, 0.5, other));
+    DT_TRY(draw(mesh, &options, "a", 0, 0, 0.5, first));
+    DT_TRY(draw(mesh, &options, "a", 0, 0, 0.5, other));
     TEST_THAT(!memcmp(first, other, sizeof first), "a replay differs");
-    DT_TRY(draw(mesh, &options, "b", 0, 0.5, other));
+    DT_TRY(draw(mesh, &options, "b", 0, 0, 0.5, other));
     TEST_THAT(memcmp(first, other, sizeof first), "another module, same bits");
-    DT_TRY(draw(mesh, &options, "a", 1, 0.5, other));
+    DT_TRY(draw(mesh, &options, "a", 0, 1, 0.5, other));
     TEST_THAT(memcmp(first, other, sizeof first), "another call, same bits");
-    DT_TRY(draw(mesh, &options, NULL, 0, 0.5, once));
-    DT_TRY(draw(mesh, &options, NULL, 1, 0.5, other));
+    DT_TRY(draw(mesh, &options, "a", 1, 1, 0.5, once));
+    DT_TRY(draw(mesh, &options, "a", 0, 2, 0.5, other));
+    TEST_THAT(!memcmp(once, other, sizeof once), "two dropouts of two calls are not the third's");
+    DT_TRY(draw(mesh, &options, NULL, 0, 0, 0.5, once));
+    DT_TRY(draw(mesh, &options, NULL, 0, 1, 0.5, other));
     TEST_THAT(memcmp(once, other, sizeof once), "another call outside of modules, same bits");
-    DT_TRY(draw(mesh, &seed, "a", 0, 0.5, other));
+    DT_TRY(draw(mesh, &seed, "a", 0, 0, 0.5, other));
     TEST_THAT(memcmp(first, other, sizeof first), "another seed, same bits");
-    DT_TRY(draw(mesh, &step, "a", 0, 0.5, other));
+    DT_TRY(draw(mesh, &step, "a", 0, 0, 0.5, other));
     TEST_THAT(memcmp(first, other, sizeof first), "another step, same bits");
-    DT_TRY(draw(mesh, &options, "a", 0, 0, other));
+    DT_TRY(draw(mesh, &options, "a", 0, 0, 0, other));
     dt_mesh_destroy(&mesh);
     return DT_OK;
 }

@@ -18,6 +18,7 @@ typedef struct stack {
     dt_module *root, *block[MOST_BLOCKS];
     dt_tensor *x; /* a leaf that wants a gradient, S(0)@dp */
     int blocks;
+    bool twice; /* residual: each block is called again after the last one */
 } stack;
 
 static dt_status block(dt_module **out)
@@ -76,8 +77,8 @@ static const dt_tape_options microbatch = {.seed = 5, .step = 3, .first_sample =
 static dt_tensor *residual(stack *s, dt_tape *t)
 {
     dt_tensor *x = s->x;
-    for (int i = 0; i < s->blocks; i++)
-        x = dt_add(t, dt_module_call1(s->block[i], t, x), x);
+    for (int i = 0; i < (s->twice ? 2 : 1) * s->blocks; i++)
+        x = dt_add(t, dt_module_call1(s->block[i % s->blocks], t, x), x);
     return dt_sum(t, dt_mul(t, x, x), 0);
 }
 
@@ -163,7 +164,6 @@ static const dt_recompute_policy NO = DT_RECOMPUTE_NONE, FULL = DT_RECOMPUTE_FUL
 
 static dt_status bits_body(dt_world *world, void *arg)
 {
-    (void)arg;
     const struct {
         dt_recompute_policy block0, block1, attn, mlp;
     } marks[] = {{FULL, FULL, NO, NO},     {PART, PART, NO, NO},    {FULL, PART, NO, NO},
@@ -172,6 +172,7 @@ static dt_status bits_body(dt_world *world, void *arg)
     stack s;
     grads want, got;
     DT_TRY(open_stack(world, 2, &s));
+    s.twice = *(bool *)arg;
     DT_TRY(gradients(&s, false, &want));
     const int64_t live = dt_heap_get_stats(s.heap).live_total;
     for (int i = 0; i < 2 * DT_COUNT(marks); i++) {
@@ -193,7 +194,9 @@ static dt_status bits_body(dt_world *world, void *arg)
 
 START_TEST(gradients_have_equal_bits)
 {
-    test_ranks(_i, bits_body, NULL);
+    bool twice[] = {false, true};
+    test_ranks(_i, bits_body, &twice[0]);
+    test_ranks(_i, bits_body, &twice[1]);
 }
 END_TEST
 
