@@ -2,6 +2,7 @@
  * and channels; host values; communicators. */
 #include "tests/comm/cases.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 static dt_status all_cases(dt_world *world, void *arg)
@@ -101,6 +102,54 @@ START_TEST(host_values_on_1_to_5_ranks)
 }
 END_TEST
 
+/* Rank r gives NaN as element r of as many as there are ranks, else its number. */
+static dt_status not_numbers(dt_world *world, dt_dtype dtype, dt_reduce op)
+{
+    enum { K = 3 };
+    dt_heap *heap;
+    DT_TRY(dt_world_heap(world, (dt_device){.kind = DT_CPU}, &heap));
+    dt_array wide, x;
+    DT_TRY(dt_array_create(heap, DT_F32, DT_SHAPE(K + 1), DT_TAG_ACTIVATION, &wide));
+    DT_TRY(dt_array_create(heap, dtype, DT_SHAPE(K + 1), DT_TAG_ACTIVATION, &x));
+    float *v = dt_array_data(&wide);
+    for (int i = 0; i <= K; i++)
+        v[i] = i == dt_world_rank(world) ? NAN : (float)(1 + dt_world_rank(world));
+    dt_array_cast(&x, &wide);
+    const dt_part part = {.in = &x, .out = &x};
+    dt_work *work;
+    DT_TRY(dt_all_reduce(dt_world_comm(world), 1, &part, op, "nan", &work));
+    DT_TRY(dt_work_wait(&work));
+    dt_array_cast(&wide, &x);
+    for (int i = 0; i < K; i++)
+        TEST_THAT(isnan(v[i]), "%s: element %d is %g", dt_dtype_name(dtype), i, (double)v[i]);
+    const double want = op == DT_REDUCE_SUM ? 6 : op == DT_REDUCE_MAX ? 3 : 1;
+    TEST_THAT((double)v[K] == want, "%s: %g", dt_dtype_name(dtype), (double)v[K]);
+    dt_array_release(&wide);
+    dt_array_release(&x);
+    return DT_OK;
+}
+
+static dt_status nan_body(dt_world *world, void *arg)
+{
+    (void)arg;
+    static const dt_dtype type[] = {DT_F32, DT_F64, DT_BF16, DT_F16};
+    static const dt_reduce op[] = {DT_REDUCE_SUM, DT_REDUCE_MAX, DT_REDUCE_MIN};
+    for (int i = 0; i < DT_COUNT(type) * DT_COUNT(op); i++)
+        DT_TRY(not_numbers(world, type[i / DT_COUNT(op)], op[i % DT_COUNT(op)]));
+    for (int i = 0; i < 3; i++) {
+        double x = i == dt_world_rank(world) ? NAN : 1;
+        DT_TRY(dt_all_reduce_f64_sync(dt_world_comm(world), &x, 1, DT_REDUCE_MAX));
+        TEST_THAT(isnan(x), "largest is %g with NaN of rank %d", x, i);
+    }
+    return DT_OK;
+}
+
+START_TEST(nan_of_any_rank_wins)
+{
+    test_ranks(3, nan_body, NULL);
+}
+END_TEST
+
 /* Arrays without bytes: calls run and are counted. */
 static dt_status shapes_only(dt_world *world, void *arg)
 {
@@ -152,6 +201,7 @@ static Suite *make_suite(void)
     tcase_add_test(tc, values_on_reversed_ranks_and_channels);
     tcase_add_test(tc, communicators_are_interned);
     tcase_add_loop_test(tc, host_values_on_1_to_5_ranks, 1, 6);
+    tcase_add_test(tc, nan_of_any_rank_wins);
     tcase_add_test(tc, meta_arrays_are_counted);
     tcase_add_test(tc, a_world_of_1024_threads);
     suite_add_tcase(suite, tc);

@@ -27,6 +27,22 @@ static dt_status wrong_arguments(dt_world *world, void *arg)
     TEST_FAILS(DT_ERR_SHAPE, "add up to 7", dt_all_gather(comm, 1, &counts, "", &work));
     TEST_FAILS(DT_ERR_ARG, "n=0", dt_all_gather(comm, 0, &counts, "", &work));
     TEST_FAILS(DT_ERR_ARG, "rank 2", dt_broadcast(comm, 2, 1, &odd, "", &work));
+    const dt_part wide = {.in = &three, .out = &six}, whole = {.in = &six, .out = &six};
+    TEST_FAILS(DT_ERR_SHAPE, "out has 6 elements, must have 3",
+               dt_all_reduce(comm, 1, &wide, DT_REDUCE_SUM, "", &work));
+    TEST_FAILS(DT_ERR_SHAPE, "in has 6 elements, must have 3",
+               dt_all_gather(comm, 1, &whole, "", &work));
+    TEST_FAILS(DT_ERR_SHAPE, "out has 6 elements, must have 3",
+               dt_reduce_scatter(comm, 1, &whole, "", &work));
+    if (dt_world_rank(world) == 1) /* only the root gives something */
+        TEST_FAILS(DT_ERR_SHAPE, "out has 6 elements, must have 3",
+                   dt_broadcast(comm, 1, 1, &wide, "", &work));
+    const dt_part crossed = {
+        .in = &three, .out = &half, .send = (int64_t[]){1, 2}, .recv = (int64_t[]){2, 1}};
+    dt_part own = crossed;
+    own.out = &three;
+    TEST_FAILS(DT_ERR_ARG, "in is f32, out is f16", dt_all_to_all(comm, 1, &crossed, "", &work));
+    TEST_FAILS(DT_ERR_SHAPE, "my own piece of out", dt_all_to_all(comm, 1, &own, "", &work));
     const dt_array *const array = &three;
     TEST_FAILS(DT_ERR_ARG, "me being", dt_send(comm, dt_world_rank(world), 1, &array, "", &work));
     TEST_THAT(!work && dt_world_counts(world).total_calls == 0, "nothing was queued");

@@ -212,6 +212,10 @@ static dt_status region_body(dt_world *world, void *arg)
     dt_array_release(&dw.array);
     dt_tape_reset(b.t, NULL);
     /* declarations that cannot be kept */
+    dt_mesh *alone = NULL;
+    const dt_layout *foreign = NULL;
+    DT_TRY(dt_mesh_slice(b.mesh, "", &alone));
+    DT_TRY(dt_mesh_layout_text(alone, DT_SHAPE(ROWS, N), "", &foreign));
     struct {
         const char *in, *grad;
         const dt_layout *out;
@@ -221,6 +225,7 @@ static dt_status region_body(dt_world *world, void *arg)
         {"S(1)@tp", NULL, o.out[0], DT_ERR_PLACEMENT, "the region declares [S(1)@tp]"},
         {"S(0)@tp", "S(1)@tp", o.out[0], DT_ERR_PLACEMENT, "its gradient cannot be [S(1)@tp]"},
         {"S(0)@tp", NULL, NULL, DT_ERR_PLACEMENT, "output 0 needs a layout"},
+        {"S(0)@tp", NULL, foreign, DT_ERR_PLACEMENT, "of the inputs' mesh"},
         {"S(0)@pp", NULL, o.out[0], DT_ERR_PLACEMENT, "pp"}};
     for (int i = 0; i < DT_COUNT(rows); i++) {
         o.in[0] = rows[i].in;
@@ -231,8 +236,16 @@ static dt_status region_body(dt_world *world, void *arg)
         TEST_FAILS(rows[i].st, rows[i].word, dt_tape_status(b.t));
         dt_tape_reset(b.t, NULL);
     }
-    o.in[0] = NULL;
+    dt_tensor *part = NULL; /* a P tensor's gradient is R */
+    DT_TRY(place_grad_leaf(&b, DT_SHAPE(N), "P@tp", DT_F32, 2, &part));
+    o.in[0] = "S(0)@tp";
+    o.in[1] = "P@tp";
     o.out[0] = dt_tensor_layout(x);
+    dt_local_map(b.t, &o, 2, (dt_tensor *[]){x, part}, &y);
+    TEST_FAILS(DT_ERR_PLACEMENT, "its gradient cannot be [P@tp]", dt_tape_status(b.t));
+    dt_tape_reset(b.t, NULL);
+    dt_tensor_destroy(&part);
+    o.in[0] = NULL;
     dt_local_map(b.t, &o, 2, (dt_tensor *[]){x, NULL}, &y);
     TEST_FAILS(DT_ERR_ARG, "input 1 of 2 is missing", dt_tape_status(b.t));
     dt_tensor_destroy(&x);

@@ -111,6 +111,11 @@ static dt_status given_gradients(dt_world *world, void *arg)
     DT_TRY(
         dt_array_create(dt_mesh_heap(o.mesh), DT_F32, DT_SHAPE(5, 3), DT_TAG_GRADIENT, &g.array));
     TEST_FAILS(DT_ERR_SHAPE, "shape", dt_tensor_add_grad(o.f32, &g));
+    dt_mesh *alone = NULL;
+    DT_TRY(dt_mesh_slice(o.mesh, "", &alone));
+    DT_TRY(dt_mesh_layout_text(alone, DT_SHAPE(4, 4), "", &g.layout));
+    g.array = dt_array_share(dt_tensor_local(o.f32));
+    TEST_FAILS(DT_ERR_SHAPE, "another mesh", dt_tensor_add_grad(o.f32, &g));
     tear_down(&o);
     return DT_OK;
 }

@@ -104,8 +104,13 @@ static dt_status three_axes_body(dt_world *world, void *arg)
         {{2, {11, 13}}, DT_F32, "S(0)@dp, S(1)@cp, P@tp", "S(1)@tp>cp, S(0)@dp"},
         {{2, {11, 13}}, DT_F32, "S(0)@cp>dp, P@tp", "P@dp, S(0)@cp"},
     };
+    static const line others[] = {{{1, {8}}, DT_F32, "S(0)@dp", ""},
+                                  {{1, {8}}, DT_F32, "S(0)@tp", ""},
+                                  {{1, {8}}, DT_F32, "S(0)@cp>dp", "S(0)@cp"}};
     dt_mesh *mesh = NULL;
     DT_TRY(place_mesh(world, (dt_axis[]){{"dp", 2}, {"cp", 2}, {"tp", 2}}, 3, &mesh));
+    DT_TRY(move_lines(mesh, others, DT_COUNT(others)));
+    TEST_THAT(calls(mesh, DT_CALL_ALL_GATHER) == 2, "one over dp, one over tp");
     DT_TRY(move_lines(mesh, home, DT_COUNT(home)));
     /* reduce-scatter over dp, cp; all-reduce over dp, cp of three; all-reduce over all three axes
      * */

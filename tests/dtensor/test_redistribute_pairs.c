@@ -107,6 +107,30 @@ static dt_status check_pair(dt_tape *t, dt_tensor *x, const dt_layout *dst, dt_t
     return DT_OK;
 }
 
+/* The same into an array that is there. */
+static dt_status check_into(dt_tensor *x, const dt_layout *dst)
+{
+    char text[900];
+    dt_array room = {0};
+    const dt_array *const into = &room;
+    const dt_local src = {dt_tensor_layout(x), *dt_tensor_local(x)};
+    dt_local out = {0};
+    dt_moving *moving = NULL;
+    DT_TRY(dt_array_create(dt_mesh_heap(dt_layout_mesh(dst)), DT_F32, dt_mesh_local(dst, NULL),
+                           DT_TAG_ACTIVATION, &room));
+    dt_array_fill(&room, 99);
+    const dt_move_options o = {.label = "into", .tag = DT_TAG_ACTIVATION, .into = &into};
+    DT_TRY(dt_move_begin(1, &src, &dst, &o, &moving));
+    DT_TRY(dt_move_finish(&moving, &out));
+    place_text(src.layout, dst, text, sizeof text);
+    TEST_THAT(out.array.storage == room.storage, "elsewhere: %s", text);
+    DT_TRY(place_holds(&out, X, 1, text));
+    DT_TRY(place_tensor_holds(x, X, "the source"));
+    dt_array_release(&out.array);
+    dt_array_release(&room);
+    return DT_OK;
+}
+
 /* x to every layout, with every gradient; every n-th of them. Frees what it made also on failure
  * (faults are injected). */
 static dt_status check_from(dt_tensor *x, dt_tape *t, const dt_layout *const *list, int n,
@@ -116,6 +140,8 @@ static dt_status check_from(dt_tensor *x, dt_tape *t, const dt_layout *const *li
         dt_tensor *dy = NULL;
         if ((*number)++ % every != 0)
             continue;
+        if (k % 2 == 0)
+            DT_TRY(check_into(x, list[k / 2]));
         DT_TRY(place_dual_leaf(list[k / 2], k % 2, G, &dy));
         const dt_status st = check_pair(t, x, list[k / 2], dy);
         dt_tensor_destroy(&dy);

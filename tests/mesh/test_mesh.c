@@ -326,6 +326,10 @@ static dt_status differ_body(dt_world *world, void *arg)
                                   dt_world_rank(world) == 2 ? &differ_cases[i].rank2
                                                             : &differ_cases[i].most,
                                   &mesh));
+    const dt_device meta = {.kind = DT_META};
+    TEST_FAILS(DT_ERR_ARG, "kind of device",
+               dt_mesh_create(world, dt_world_rank(world) == 2 ? meta : cpu, &differ_cases[0].most,
+                              &mesh));
     DT_TRY(dt_mesh_create(world, cpu, &differ_cases[0].most, &mesh)); /* the world still works */
     dt_mesh_destroy(&mesh);
     return DT_OK;

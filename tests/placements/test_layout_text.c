@@ -93,6 +93,18 @@ START_TEST(errors)
 }
 END_TEST
 
+/* The longest name an axis may have, and one that begins alike. */
+START_TEST(long_names)
+{
+    const dt_grid one = {.naxes = 1, .size = {2}, .name = {"a_name_of_23_characters"}};
+    dt_layout layout;
+    ck_ok(dt_layout_parse(&one, DT_SHAPE(4), "S(0)@a_name_of_23_characters", &layout));
+    ck_assert_int_eq(layout.nsplit[0], 1);
+    ck_ok(test_expect(dt_layout_parse(&one, DT_SHAPE(4), "S(0)@a_name_of_23_characters_", &layout),
+                      DT_ERR_PLACEMENT, "unknown axis a_name_of_23_characters_", "longer"));
+}
+END_TEST
+
 START_TEST(room)
 {
     /* The longest text there is fits in DT_LAYOUT_TEXT, and a short buffer is cut, not overrun. */
@@ -118,6 +130,7 @@ int main(void)
     tcase_add_test(tests, texts);
     tcase_add_test(tests, every_layout_parses_back);
     tcase_add_test(tests, errors);
+    tcase_add_test(tests, long_names);
     tcase_add_test(tests, room);
     suite_add_tcase(suite, tests);
     return test_main(suite);
