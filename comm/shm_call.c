@@ -159,16 +159,12 @@ static void broadcast_part(const dt_work *w, int i, bool stream)
 {
     const dti_room *r = w->comm->room;
     const int k = w->comm->size, me = w->comm->rank, root = w->peer;
-    const dt_work *roots = work_of(r, root);
-    const dti_piece from = piece_at(r->peer[root], roots->first.send, i * k);
-    const dti_piece own = piece_at(r->peer[root], roots->first.recv, i * k + root);
+    const dti_piece from = piece_at(r->peer[root], work_of(r, root)->first.send, i * k);
     const int64_t lines = (int64_t)(from.bytes + LINE - 1) / LINE;
     const size_t lo = (size_t)(lines * me / k) * LINE, end = (size_t)(lines * (me + 1) / k) * LINE;
     const size_t hi = end < from.bytes ? end : from.bytes;
     for (int p = 0; p < k; p++)
         r->to[p] = piece_at(r->peer[p], work_of(r, p)->first.recv, i * k + root).data + lo;
-    if (own.data == from.data)
-        r->to[root] = from.data + lo;
     if (hi > lo)
         store_to_all(w, from.data + lo, hi - lo, stream);
 }

@@ -35,12 +35,9 @@ DT_NODISCARD dt_status dt_layer_embedding(int64_t count, int64_t n, double std,
 DT_NODISCARD dt_status dt_layer_rmsnorm(int64_t n, double eps, dt_module **module_out);
 DT_NODISCARD dt_status dt_layer_layernorm(int64_t n, double eps, dt_module **module_out);
 
-typedef struct dt_dropout_rates {
-    /* 0: none; the probabilities of attention are never dropped */
-    double embedding, attention_output, mlp_output;
-} dt_dropout_rates;
-
-/* Attention takes {x}, or {x, positions, documents}: [B, S] i32, as dt_rope and dt_attention take
+/* dropout of attention and mlps: how likely an element of what the layer gives is dropped, 0: none;
+ * the probabilities of attention are never dropped.
+ * Attention takes {x}, or {x, positions, documents}: [B, S] i32, as dt_rope and dt_attention take
  * them; either NULL. So does a block, which hands them on to its mixer.
  * Llama and its relatives: q_proj, k_proj, v_proj, o_proj [, q_norm, k_norm]; rotary positions;
  * grouped queries. */

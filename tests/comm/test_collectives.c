@@ -1,6 +1,6 @@
 /* tests/comm/test_collectives.c - values of every collective on 1..5 rank threads, on sub-groups
  * and channels; host values; communicators. */
-#include "tests/comm/cases.h"
+#include "tests/comm/edges.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -18,6 +18,12 @@ static dt_status all_cases(dt_world *world, void *arg)
 START_TEST(values_on_1_to_5_ranks)
 {
     test_ranks(_i, all_cases, NULL);
+}
+END_TEST
+
+START_TEST(values_at_edges)
+{
+    test_ranks(_i, edge_values, NULL);
 }
 END_TEST
 
@@ -198,6 +204,7 @@ static Suite *make_suite(void)
     TCase *tc = tcase_create("values");
     tcase_set_timeout(tc, 100);
     tcase_add_loop_test(tc, values_on_1_to_5_ranks, 1, 6);
+    tcase_add_loop_test(tc, values_at_edges, 2, 4);
     tcase_add_test(tc, values_on_reversed_ranks_and_channels);
     tcase_add_test(tc, communicators_are_interned);
     tcase_add_loop_test(tc, host_values_on_1_to_5_ranks, 1, 6);

@@ -6,6 +6,7 @@
  * `test_mpi die`: rank 1 gives up while rank 0 waits; the job must end (test_mpi_die.sh).
  * `test_mpi sum`: says what carries a sum.
  * `test_mpi killed`, `killed_message`: rank 1 is killed while rank 0 waits for it. */
+#include "tests/comm/edges.h"
 #include "tests/comm/lanes.h"
 
 #include <mpi.h>
@@ -200,6 +201,39 @@ START_TEST(ranks_agree_and_disagree)
 }
 END_TEST
 
+static dt_status edges(dt_world *world)
+{
+    if (dt_world_size(world) > 1)
+        DT_TRY(edge_values(world, NULL));
+    return DT_OK;
+}
+
+START_TEST(values_at_edges)
+{
+    const dt_status st = in_world(20, edges);
+    ck_all(st == DT_OK, "%s", dt_error_trace());
+}
+END_TEST
+
+static int misfit; /* which one the next world makes */
+
+/* MPI alone sees other sizes at most, and messages that nobody took stay in it. */
+static dt_status misfits(dt_world *world)
+{
+    if (dt_world_backend(world) == DT_BACKEND_SHM)
+        DT_TRY(edge_misfit(world, misfit));
+    return DT_OK;
+}
+
+START_TEST(calls_that_do_not_fit)
+{
+    misfit = _i;
+    const dt_status st = in_world(20, misfits);
+    ck_all(st == DT_OK, "%s", dt_error_trace());
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+END_TEST
+
 /* Rank 1 makes no call until the others have given up. */
 static dt_status absence(dt_world *world)
 {
@@ -278,6 +312,11 @@ static Suite *make_suite(void)
     tcase_add_test(tc, lanes_keep_order_and_overlap);
     tcase_add_test(tc, ranks_agree_and_disagree);
     tcase_add_test(tc, absent_rank_is_named); /* last: its messages are never taken */
+    TCase *at_edges = tcase_create("edges");
+    tcase_set_timeout(at_edges, 100);
+    tcase_add_test(at_edges, values_at_edges);
+    tcase_add_loop_test(at_edges, calls_that_do_not_fit, 0, EDGE_MISFITS);
+    suite_add_tcase(suite, at_edges);
     suite_add_tcase(suite, tc);
     return suite;
 }

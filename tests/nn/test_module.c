@@ -5,6 +5,7 @@
 #include "nn/dt_layers.h"
 #include "tests/harness.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -315,6 +316,72 @@ START_TEST(linear_std_0_is_one_over_root_of_in)
 }
 END_TEST
 
+/* ---- dropout of a layer's own ---- */
+
+enum { PARTS = 4, HIDDEN = 8 };
+
+static dt_status dropping(int part, double dropout, dt_module **out)
+{
+    const dt_attention_layer_options llama = {.n = HIDDEN,
+                                              .heads = 2,
+                                              .kv_heads = 1,
+                                              .head_dim = 4,
+                                              .rope.theta = 100,
+                                              .std = 0.3,
+                                              .dropout = dropout};
+    switch (part) {
+    case 0: return dt_layer_attention(&llama, out);
+    case 1: return dt_layer_gpt2_attention(HIDDEN, 2, 0.3, 0.3, dropout, out);
+    case 2: return dt_layer_swiglu_mlp(HIDDEN, 12, false, 0.3, dropout, out);
+    default: return dt_layer_gpt2_mlp(HIDDEN, 12, 0.3, 0.3, dropout, out);
+    }
+}
+
+/* Every element is 0 or that of the layer without dropout, over what is kept. */
+static dt_status dropout_body(dt_world *world, void *arg)
+{
+    enum { COUNT = 3 * 5 * HIDDEN };
+    float x[COUNT], y[2][COUNT];
+    const double p = 0.75;
+    dt_mesh *mesh = NULL;
+    DT_TRY(mesh_of(world, (dt_axis[]){{"dp", 1}}, 1, &mesh));
+    for (int i = 0; i < COUNT; i++)
+        x[i] = (float)((i * 37) % 23 - 11) / 8;
+    for (int on = 0; on < 2; on++) {
+        dt_module *m = NULL;
+        dt_tape *t = NULL;
+        dt_tensor *in = NULL;
+        const dt_layout *layout = NULL;
+        DT_TRY(dropping(*(const int *)arg, on ? p : 0, &m));
+        DT_TRY(dt_module_finish(m));
+        DT_TRY(dt_module_materialize(m, mesh, 7));
+        DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(3, 5, HIDDEN), "", &layout));
+        DT_TRY(dt_distribute(layout, DT_F32, x, &in));
+        DT_TRY(dt_tape_create(mesh, &(dt_tape_options){.seed = 5, .step = 3}, &t));
+        DT_TRY(dt_tensor_read_f32_sync(dt_module_call1(m, t, in), y[on]));
+        dt_tape_destroy(&t);
+        dt_tensor_destroy(&in);
+        dt_module_destroy(&m);
+    }
+    int dropped = 0;
+    for (int i = 0; i < COUNT; i++) {
+        const double off = (double)y[1][i] - (double)y[0][i] / (1 - p);
+        dropped += (double)y[1][i] == 0;
+        TEST_THAT((double)y[1][i] == 0 || fabs(off) < 1e-5, "element %d: %g, without dropout %g", i,
+                  (double)y[1][i], (double)y[0][i]);
+    }
+    TEST_THAT(dropped > COUNT / 2 && dropped < COUNT, "%d of %d are dropped", dropped, (int)COUNT);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(every_part_drops)
+{
+    int part = _i;
+    test_ranks(1, dropout_body, &part);
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
     golden = argc > 1 ? argv[1] : golden;
@@ -327,6 +394,7 @@ int main(int argc, char **argv)
     tcase_add_test(tc, no_room_names_the_parameter);
     tcase_add_loop_test(tc, same_initial_values_on_every_mesh, 0, DT_COUNT(init_cases));
     tcase_add_test(tc, linear_std_0_is_one_over_root_of_in);
+    tcase_add_loop_test(tc, every_part_drops, 0, PARTS);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }

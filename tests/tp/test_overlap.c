@@ -20,7 +20,38 @@ typedef struct outcome {
 typedef struct job {
     const model_case *c;
     outcome *outcome;
+    bool hooks;
 } job;
+
+static dt_values doubled(dt_module *m, dt_tape *t, const dt_values *values, void *arg)
+{
+    (void)m;
+    (void)arg;
+    return (dt_values){.n = 1, .value = {dt_scale(t, values->value[0], 2)}};
+}
+
+static dt_status fires(dt_module *m, dt_tape *t, bool recompute, void *arg)
+{
+    (void)m;
+    (void)t;
+    (void)recompute;
+    ++*(int *)arg;
+    return DT_OK;
+}
+
+/* Products of one input: one sees it doubled, another is doubled, a third counts its calls. */
+static dt_status add_hooks(dt_module *model, int *fired)
+{
+    const dt_lifetime counts = {.pre_forward = fires, .arg = fired};
+    dt_module *k = dt_module_find(model, "model.layers.0.self_attn.k_proj");
+    dt_module *v = dt_module_find(model, "model.layers.0.self_attn.v_proj");
+    dt_module *gate = dt_module_find(model, "model.layers.1.mlp.gate_proj");
+    TEST_THAT(k && v && gate, "a Llama");
+    DT_TRY(dt_module_add_transform(k, doubled, NULL, NULL, NULL));
+    DT_TRY(dt_module_add_transform(v, NULL, doubled, NULL, NULL));
+    DT_TRY(dt_module_add_lifetime(gate, &counts));
+    return DT_OK;
+}
 
 static dt_status read_grads(dt_module *model, float *grad, int64_t *count)
 {
@@ -72,6 +103,9 @@ static dt_status body(dt_world *world, void *arg)
     TEST_THAT(mine, "memory");
     DT_TRY(model_case_lay_out(j->c, NULL, world, test_device(world), &mesh, &model));
     DT_TRY(model_case_batch(j->c, mesh, &in, &valid));
+    int fired = 0;
+    if (j->hooks)
+        DT_TRY(add_hooks(model, &fired));
     dt_model_set_loss(model, valid, 0);
     DT_TRY(dt_tape_create(mesh, NULL, &t));
     DT_TRY(dt_trace_create(&trace));
@@ -79,6 +113,7 @@ static dt_status body(dt_world *world, void *arg)
     const int before = dt_world_comms_created(world);
     dt_world_reset_counts(world);
     dt_tensor *loss = dt_module_call(model, t, &in).value[0];
+    TEST_THAT(fired == j->hooks, "a hook was called %d times", fired);
     DT_TRY(dt_backward(t, loss));
     const dt_counts counts = dt_world_counts(world);
     dt_world_set_trace(world, NULL);
@@ -105,7 +140,14 @@ static dt_status body(dt_world *world, void *arg)
 
 static void run(const model_case *c, outcome *o)
 {
-    job j = {c, o};
+    job j = {.c = c, .outcome = o};
+    *o = (outcome){0};
+    test_ranks(c->dp * c->tp, body, &j);
+}
+
+static void run_hooked(const model_case *c, outcome *o)
+{
+    job j = {.c = c, .outcome = o, .hooks = true};
     *o = (outcome){0};
     test_ranks(c->dp * c->tp, body, &j);
 }
@@ -142,6 +184,22 @@ START_TEST(overlap_changes_nothing)
     ck_assert_int_eq(overlap.sends, c.layers * 10 * (c.tp - 1));
     ck_assert_int_eq(overlap.rings, overlap.sends);
     ck_assert_int_eq(overlap.overlapped, overlap.sends);
+}
+END_TEST
+
+/* What is added to a linear layer does what it does without overlap. */
+START_TEST(hooks_are_called)
+{
+    static outcome without, one, overlap;
+    model_case c = model_case_usual(0);
+    run(&c, &without);
+    run_hooked(&c, &one);
+    ck_assert(test_max_diff(one.grad, without.grad, one.count) > 1e-3);
+    c.tp = 3;
+    c.sp = c.overlap = true;
+    run_hooked(&c, &overlap);
+    ck_assert(overlap.sends > 0);
+    near(&overlap, &one, 1e-5);
 }
 END_TEST
 
@@ -301,6 +359,7 @@ int main(void)
     test_loop(tc, half_the_bytes_in_bf16, 4);
     test_loop(tc, overlap_needs_a_sequence, 4);
     tcase_add_test(tc, replicated_weights_count_once);
+    tcase_add_test(tc, hooks_are_called);
     tcase_add_test(tc, a_bias_of_one_product);
     suite_add_tcase(suite, tc);
     return test_main(suite);
