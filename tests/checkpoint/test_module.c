@@ -264,6 +264,13 @@ static dt_status save_fails(dt_world *world, void *arg)
     DT_TRY(dt_module_materialize(other, mesh, 0));
     TEST_FAILS(DT_ERR_UNSUPPORTED, "different parameters", dt_module_save(other, world, to, NULL));
     dt_module_destroy(&other);
+    DT_TRY(dt_module_create(&kind, &other)); /* another shape on each rank */
+    DT_TRY(dt_module_add_param(other, "a", DT_SHAPE(1 + dt_world_rank(world)), NULL, (dt_init){0},
+                               &p));
+    DT_TRY(dt_module_finish(other));
+    DT_TRY(dt_module_materialize(other, mesh, 0));
+    TEST_FAILS(DT_ERR_UNSUPPORTED, "different parameters", dt_module_save(other, world, to, NULL));
+    dt_module_destroy(&other);
     dt_module_destroy(&m);
     dt_mesh_destroy(&mesh);
     return DT_OK;
