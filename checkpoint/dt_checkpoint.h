@@ -82,8 +82,9 @@ DT_NODISCARD dt_status dt_checkpoint_wait(dt_checkpoint *checkpoint);
 /* dt_checkpoint_load - a step into a materialized module and its optimizer, in place. NULL:
  * parameters only, exact also where model files round them; an optimizer with masters is made after
  * that. Every rank reads the bytes of its own parts; all of them together check the sums first.
- *   in   step   -1: the newest that is whole; damaged ones are told and passed over, and so are
- *               saves of the model only if there is an optimizer
+ *   in   step   -1: the first that is whole of what `latest` names, what is older, and what is
+ *               newer, newest first; damaged ones are told and passed over, and so are saves of the
+ *               model only if there is an optimizer
  *   out  state_out; *found_out: false: there are no steps at all (with step -1 only)
  * Collective: the world.   Blocks: yes.   Errors: alike on all ranks. DT_ERR_IO: no such step;
  * DT_ERR_FORMAT names what is damaged, missing or of another shape. */

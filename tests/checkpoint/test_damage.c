@@ -3,12 +3,15 @@
 #include "tests/checkpoint/steps.h"
 
 #include <fcntl.h>
+#include <jansson.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 static void flip(const char *path, off_t at)
 {
@@ -90,6 +93,44 @@ START_TEST(test_keep_good)
               files_exists(steps_folder, "step-00000040") &&
               !files_exists(steps_folder, "step-00000030") &&
               !files_exists(steps_folder, "step-00000010"));
+}
+END_TEST
+
+/* A part of a file that no checksum is told for, under a checksum of the whole that is right. */
+START_TEST(test_gaps)
+{
+    char path[FILES_PATH], folder[FILES_PATH], sum[17];
+    steps_go((steps_job){&steps_layouts[2], steps_tiny, steps_folder, NULL, 10, false});
+    ck_ok(dt_checkpoint_verify(steps_file(10, "", folder)));
+    json_t *root = json_load_file(steps_file(10, "state.json", path), 0, NULL);
+    json_t *file = json_object_get(json_object_get(root, "files"), "model.safetensors.index.json");
+    ck_assert(json_array_clear(json_object_get(file, "xxh3")) == 0);
+    ck_assert(json_object_del(root, "checksum") == 0);
+    char *text = json_dumps(root, JSON_COMPACT | JSON_SORT_KEYS);
+    (void)snprintf(sum, sizeof sum, "%016llx", (unsigned long long)XXH3_64bits(text, strlen(text)));
+    ck_assert(json_object_set_new(root, "checksum", json_string(sum)) == 0 &&
+              json_dump_file(root, path, 0) == 0);
+    free(text);
+    json_decref(root);
+    ck_ok(test_expect(dt_checkpoint_verify(folder), DT_ERR_FORMAT, "checksums of 0 bytes", "gap"));
+}
+END_TEST
+
+/* What `latest` names, then what is older, then what is newer, each newest first. */
+START_TEST(test_order)
+{
+    static const int order[] = {20, 10, 40, 30};
+    char path[FILES_PATH];
+    dt_checkpoint_options o = steps_tiny;
+    o.keep = 0;
+    for (int step = 10; step <= 40; step += 10)
+        steps_go((steps_job){&steps_layouts[2], o, steps_folder, NULL, step, false});
+    (void)snprintf(path, sizeof path, "%.400s/latest", steps_folder);
+    ck_assert(unlink(path) == 0 && symlink("step-00000020", path) == 0);
+    for (int i = 0; i < DT_COUNT(order); i++) {
+        steps_go((steps_job){&steps_layouts[2], o, steps_folder, NULL, order[i], true});
+        flip(steps_file(order[i], "state.json", path), 100);
+    }
 }
 END_TEST
 
@@ -179,6 +220,8 @@ int main(void)
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, test_damage);
     tcase_add_test(tc, test_keep_good);
+    tcase_add_test(tc, test_gaps);
+    tcase_add_test(tc, test_order);
     tcase_add_test(tc, test_full_disk);
     tcase_add_test(tc, test_quota);
     suite_add_tcase(suite, tc);
