@@ -320,6 +320,61 @@ START_TEST(whole_logits_never_exist)
 }
 END_TEST
 
+/* Logits that two axes split become whole in one all-gather; then the loss sends nothing. */
+static dt_status gathered_body(dt_world *world, void *arg)
+{
+    enum { B = 2, S = 3, N = 4, V = 13 };
+    const dt_mesh_options axes = {.axes = {{"kv", 2}, {"rep", 2}}};
+    dt_mesh *mesh = NULL;
+    dt_module *head = NULL;
+    dt_tensor *x = NULL, *targets = NULL;
+    const dt_layout *whole = NULL;
+    float host[B * S * N];
+    int32_t target[B * S];
+    double loss[2];
+    (void)arg;
+    for (int i = 0; i < B * S * N; i++)
+        host[i] = (float)(i * 7 % 11) / 8 - 0.5f;
+    for (int i = 0; i < B * S; i++)
+        target[i] = i * 5 % V;
+    DT_TRY(dt_mesh_create(world, test_device(world), &axes, &mesh));
+    DT_TRY(dt_layer_lm_head(N, V, 0.5, NULL, &head));
+    DT_TRY(dt_module_finish(head));
+    DT_TRY(dt_module_place(head, mesh, "*", "S(0)@rep>kv"));
+    DT_TRY(dt_module_materialize(head, mesh, 1));
+    dt_layer_lm_head_set(head, B * S, 0);
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(B, S, N), "", &whole));
+    DT_TRY(dt_distribute(whole, DT_F32, host, &x));
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(B, S), "", &whole));
+    DT_TRY(dt_distribute(whole, DT_I32, target, &targets));
+    for (int gather = 0; gather < 2; gather++) {
+        const dt_values in = {.n = 2, .value = {x, targets}};
+        dt_tape *t = NULL;
+        DT_TRY(dt_tape_create(mesh, NULL, &t));
+        dt_layer_lm_head_gather(head, gather);
+        dt_world_reset_counts(world);
+        dt_tensor *y = dt_module_call(head, t, &in).value[0];
+        const dt_counts c = dt_world_counts(world);
+        TEST_THAT(!gather || (c.calls[DT_CALL_ALL_GATHER] == 1 && c.total_calls == 1), "%lld calls",
+                  (long long)c.total_calls);
+        DT_TRY(dt_tensor_item_sync(y, &loss[gather]));
+        dt_tape_destroy(&t);
+    }
+    const double off = loss[1] - loss[0];
+    TEST_THAT(off < 1e-6 && off > -1e-6, "%.9g and %.9g", loss[0], loss[1]);
+    dt_tensor_destroy(&x);
+    dt_tensor_destroy(&targets);
+    dt_module_destroy(&head);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(logits_of_two_axes_are_gathered_once)
+{
+    test_ranks(4, gathered_body, NULL);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("tensor parallel counts");
@@ -331,6 +386,7 @@ int main(void)
     test_loop(tc, bytes_of_a_layer, 12);
     test_loop(tc, activations_of_a_layer, 18);
     test_loop(tc, whole_logits_never_exist, 3);
+    tcase_add_test(tc, logits_of_two_axes_are_gathered_once);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }
