@@ -96,12 +96,60 @@ START_TEST(no_bit_changes)
 }
 END_TEST
 
+/* P on tp and S(0) on dp at once become whole: it gathers, so it runs again. */
+static dt_values both_forward(dt_module *m, dt_tape *t, const dt_values *in)
+{
+    dt_tensor *y = dt_linear(t, in->value[0], dt_module_param(m, "w")->tensor, NULL);
+    return (dt_values){.n = 1, .value = {dt_redistribute(t, y, "")}};
+}
+
+static dt_status both_body(dt_world *world, void *arg)
+{
+    (void)arg;
+    static const dt_module_kind kind = {"both", 0, both_forward};
+    const dt_mesh_options axes = {.axes = {{"dp", 2}, {"tp", 2}}};
+    const float host[24] = {1, 2, 3};
+    dt_mesh *mesh = NULL;
+    dt_module *m = NULL;
+    dt_tape *t = NULL;
+    dt_tensor *x = NULL;
+    const dt_layout *layout = NULL;
+    DT_TRY(dt_mesh_create(world, test_device(world), &axes, &mesh));
+    DT_TRY(dt_module_create(&kind, &m));
+    DT_TRY(dt_module_add_param(m, "w", DT_SHAPE(4, 6), NULL, (dt_init){DT_INIT_NORMAL, 1}, NULL));
+    DT_TRY(dt_module_finish(m));
+    DT_TRY(dt_module_place(m, mesh, "w", "S(1)@tp"));
+    DT_TRY(dt_module_materialize(m, mesh, 1));
+    DT_TRY(dt_mesh_layout_text(mesh, DT_SHAPE(4, 6), "S(0)@dp, S(1)@tp", &layout));
+    DT_TRY(dt_distribute(layout, DT_F32, host, &x));
+    DT_TRY(dt_tape_create(mesh, NULL, &t));
+    dt_recompute(m, DT_RECOMPUTE_SELECTIVE);
+    dt_tensor *loss = dt_sum(t, dt_module_call1(m, t, x), 0);
+    dt_world_reset_counts(world);
+    DT_TRY(dt_backward(t, loss));
+    const dt_counts c = dt_world_counts(world);
+    TEST_THAT(c.calls[DT_CALL_ALL_GATHER] == 1 && c.total_calls == 2, "%lld calls",
+              (long long)c.total_calls);
+    dt_tape_destroy(&t);
+    dt_tensor_destroy(&x);
+    dt_module_destroy(&m);
+    dt_mesh_destroy(&mesh);
+    return DT_OK;
+}
+
+START_TEST(what_gathers_and_reduces_runs_again)
+{
+    test_ranks(4, both_body, NULL);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("gathering again");
     TCase *tc = tcase_create("regather");
     tcase_set_timeout(tc, 120);
     test_loop(tc, no_bit_changes, 9);
+    tcase_add_test(tc, what_gathers_and_reduces_runs_again);
     suite_add_tcase(suite, tc);
     return test_main(suite);
 }
