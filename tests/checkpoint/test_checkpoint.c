@@ -284,6 +284,37 @@ START_TEST(test_rounding)
 }
 END_TEST
 
+/* State that a frozen parameter had not is missed, and not taken for zero, once it is trained. */
+static dt_status thawed(dt_world *world, void *arg)
+{
+    const steps_job *j = arg;
+    steps_model m = {0}, all = {0};
+    dt_checkpoint *c = NULL;
+    dt_checkpoint_state state;
+    bool found = false;
+    DT_TRY(steps_make(world, j->l, DT_F32, &m));
+    dt_optim_destroy(&m.optim);
+    m.p[1]->frozen = true;
+    DT_TRY(dt_adamw_create(m.root, NULL, &m.optim));
+    DT_TRY(dt_checkpoint_open(world, j->dir, &j->o, &c));
+    DT_TRY(dt_checkpoint_save(c, m.root, m.optim, &(dt_checkpoint_state){.step = 1}));
+    DT_TRY(dt_checkpoint_load(c, 1, m.root, m.optim, &state, &found));
+    DT_TRY(steps_make(world, j->l, DT_F32, &all));
+    TEST_FAILS(DT_ERR_FORMAT, "no tensor 'a.odd.exp_avg'",
+               dt_checkpoint_load(c, 1, all.root, all.optim, &state, &found));
+    dt_checkpoint_close(&c);
+    steps_drop(&m);
+    steps_drop(&all);
+    return DT_OK;
+}
+
+START_TEST(test_thawed)
+{
+    steps_job j = {&steps_layouts[2], steps_tiny, steps_folder, NULL, 0, false};
+    test_ranks(4, thawed, &j);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("checkpoints");
@@ -291,6 +322,7 @@ int main(void)
     tcase_add_checked_fixture(tc, steps_begin, steps_end);
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, test_runs);
+    tcase_add_test(tc, test_thawed);
     tcase_add_test(tc, test_layouts);
     tcase_add_test(tc, test_balance);
     tcase_add_test(tc, test_chain);

@@ -96,6 +96,36 @@ START_TEST(test_keep_good)
 }
 END_TEST
 
+/* A save of the model only is passed over and stays: it is not damaged. */
+static dt_status keep_model(dt_world *world, void *arg)
+{
+    const steps_job *j = arg;
+    steps_model m = {0};
+    dt_checkpoint *c = NULL;
+    dt_checkpoint_state state;
+    bool found = false;
+    DT_TRY(steps_make(world, j->l, DT_F32, &m));
+    DT_TRY(dt_checkpoint_open(world, j->dir, &j->o, &c));
+    DT_TRY(dt_checkpoint_save(c, m.root, NULL, &(dt_checkpoint_state){.step = 20}));
+    DT_TRY(dt_checkpoint_load(c, -1, m.root, m.optim, &state, &found));
+    TEST_THAT(state.step == 10, "step %lld", (long long)state.step);
+    DT_TRY(dt_checkpoint_save(c, m.root, m.optim, &(dt_checkpoint_state){.step = 30}));
+    dt_checkpoint_close(&c);
+    steps_drop(&m);
+    return DT_OK;
+}
+
+START_TEST(test_keep_model)
+{
+    steps_job j = {&steps_layouts[2], steps_tiny, steps_folder, NULL, 10, false};
+    steps_go(j);
+    test_ranks(4, keep_model, &j);
+    ck_assert(files_exists(steps_folder, "step-00000030") &&
+              files_exists(steps_folder, "step-00000020") &&
+              !files_exists(steps_folder, "step-00000010"));
+}
+END_TEST
+
 /* A part of a file that no checksum is told for, under a checksum of the whole that is right. */
 START_TEST(test_gaps)
 {
@@ -220,6 +250,7 @@ int main(void)
     tcase_set_timeout(tc, 120);
     tcase_add_test(tc, test_damage);
     tcase_add_test(tc, test_keep_good);
+    tcase_add_test(tc, test_keep_model);
     tcase_add_test(tc, test_gaps);
     tcase_add_test(tc, test_order);
     tcase_add_test(tc, test_full_disk);
