@@ -274,7 +274,11 @@ START_TEST(fake_counts_and_zeroes)
     ck_ok(dt_work_wait(&work));
     const float *got = test_look(&all);
     ck_assert(got[0] == 5 && got[1] == 0 && got[3] == 0);
-    int64_t same = 3; /* all ranks of a fake world say what this one says */
+    ck_ok(dt_all_reduce(dt_world_comm(world), 1, &(dt_part){.in = &x, .out = &x}, DT_REDUCE_SUM, "",
+                        &work));
+    ck_ok(dt_work_wait(&work));
+    ck_assert_float_eq(case_first(&x), 5); /* the others' terms are zeros */
+    int64_t same = 3;                      /* all ranks of a fake world say what this one says */
     ck_ok(dt_all_reduce_i64_sync(dt_world_comm(world), &same, 1, DT_REDUCE_MIN));
     ck_assert_int_eq(same, 3);
     ck_assert_int_eq(dt_world_agree_sync(world, DT_ERROR(DT_ERR_IO, "mine")), DT_ERR_IO);
