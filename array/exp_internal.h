@@ -1,9 +1,9 @@
 /* array/exp_internal.h - exponentials of runs of f32, compiled for three kinds of machine.
  *
  * Within 1.5 ulp down to -87.3; subnormal or 0 where the result would be subnormal; inf from 88.4
- * on; -inf gives 0, NaN stays NaN. What an element becomes depends on nothing but itself, and on
- * the kind of machine: of a chain of products and sums some round half as often. Serial. Read next:
- * array/exp.c. */
+ * on, with AVX-512 from 88.73 on; -inf gives 0, NaN stays NaN. What an element becomes depends on
+ * nothing but itself, and on the kind of machine: of a chain of products and sums some round half
+ * as often. Serial. Read next: array/exp.c. */
 #pragma once
 
 #include "base/dt_types.h"
