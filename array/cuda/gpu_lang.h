@@ -16,11 +16,14 @@
 #define GPU_DYN_SMEM(T, name)                                      \
     extern __shared__ __align__(16) unsigned char gpu_dyn_smem_[]; \
     T *const name = reinterpret_cast<T *>(gpu_dyn_smem_)
+/* p as a T *, for accesses of a T at once. */
+#define GPU_AT_ONCE(T, p) reinterpret_cast<T *>(p)
 #else
 #include "simdev.h"
 #define GPU_START(kernel, grid, block, smem, stream, ...) \
     SIM_LAUNCH(kernel, (grid), (block), (smem), (stream), __VA_ARGS__)
 #define GPU_DYN_SMEM(T, name) SIM_DYNAMIC_SHARED(T, name)
+#define GPU_AT_ONCE(T, p)     sim_aligned(reinterpret_cast<T *>(p))
 #endif
 
 extern "C" {

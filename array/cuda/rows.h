@@ -34,11 +34,13 @@ inline row_shape shape_of_rows(int64_t rows, int64_t n, int each)
  * see to be aligned. */
 template <int N, class S> __device__ inline const pack<S, N> &pack_at(const S *p, int64_t i)
 {
-    return reinterpret_cast<const pack<S, N> *>(p)[i];
+    using at_once = const pack<S, N>;
+    return GPU_AT_ONCE(at_once, p)[i];
 }
 template <int N, class S> __device__ inline pack<S, N> &pack_at(S *p, int64_t i)
 {
-    return reinterpret_cast<pack<S, N> *>(p)[i];
+    using at_once = pack<S, N>;
+    return GPU_AT_ONCE(at_once, p)[i];
 }
 template <class S, int N> __device__ inline void unpack(const pack<S, N> from, real<S> (&x)[N])
 {

@@ -93,11 +93,13 @@ template <class S> constexpr int PER_16 = 16 / (int)sizeof(S);
 
 template <int N, class S> __device__ inline pack<S, N> load(const S *p)
 {
-    return *reinterpret_cast<const pack<S, N> *>(p);
+    using at_once = const pack<S, N>;
+    return *GPU_AT_ONCE(at_once, p);
 }
 template <class S, int N> __device__ inline void store(S *p, const pack<S, N> &x)
 {
-    *reinterpret_cast<pack<S, N> *>(p) = x;
+    using at_once = pack<S, N>;
+    *GPU_AT_ONCE(at_once, p) = x;
 }
 /* The first `valid` of N, from any address; the others are 0. */
 template <int N, class S> __device__ inline pack<S, N> load_some(const S *p, int64_t valid)

@@ -121,10 +121,10 @@ void matmul_check(matmul_fn *product, dt_matmul_args p, int64_t gap, bool shared
     const int64_t b_rows = p.trans_b ? p.n : p.k, b_cols = p.trans_b ? p.k : p.n;
     p.lda = a_cols + gap;
     p.ldb = b_cols + 2 * gap;
-    p.ldc = p.n + 3 * gap;
+    p.ldc = p.ldc > 0 ? p.ldc : p.n + 3 * gap;
     p.stride_a = a_rows * p.lda + gap;
     p.stride_b = shared_b ? 0 : b_rows * p.ldb + gap;
-    p.stride_c = p.m * p.ldc + gap;
+    p.stride_c = p.stride_c > 0 ? p.stride_c : p.m * p.ldc + gap;
     const int64_t c_count = extent(p.batch, p.stride_c, p.m, p.ldc, p.n);
     const size_t c_bytes = (size_t)c_count * dt_dtype_size(p.dtype_c);
     void *a = matmul_block(p.dtype, extent(p.batch, p.stride_a, a_rows, p.lda, a_cols), state);

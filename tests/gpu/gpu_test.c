@@ -16,7 +16,7 @@ const dt_dtype gpu_float[GPU_FLOATS] = {DT_F32, DT_BF16, DT_F16, DT_F64};
 
 static dt_heap *heap;
 static gpu_pair pairs[PAIRS];
-static int npairs, shift;
+static int npairs, shift, made;
 static uint64_t drawn; /* random numbers so far */
 /* Hash of what a text stands for, and of the bits that came out: zeros are free places. */
 static struct {
@@ -52,6 +52,7 @@ dt_heap *gpu_heap(void)
 void gpu_shift(int elements)
 {
     shift = elements;
+    made = 0;
 }
 
 static void *room(dt_dtype dtype, int64_t n)
@@ -64,8 +65,10 @@ static void *room(dt_dtype dtype, int64_t n)
 gpu_pair gpu_values(dt_dtype dtype, int64_t n, const void *host)
 {
     const bool half = dtype == DT_BF16 || dtype == DT_F16;
-    const int64_t guard = GUARD / (int64_t)dt_dtype_size(dtype), all = guard + shift + n + guard;
-    gpu_pair x = {.dtype = dtype, .wide = half ? DT_F32 : dtype, .n = n, .first = guard + shift};
+    const int64_t guard = GUARD / (int64_t)dt_dtype_size(dtype);
+    const int64_t first = guard + (shift < 0 ? made == -1 - shift : shift), all = first + n + guard;
+    gpu_pair x = {.dtype = dtype, .wide = half ? DT_F32 : dtype, .n = n, .first = first};
+    made++;
     ck_assert(npairs < PAIRS);
     x.cpu = room(x.wide, n);
     if (n > 0)

@@ -38,7 +38,8 @@ typedef struct gpu_pair {
 void gpu_begin(int order);
 void gpu_end(void);
 dt_heap *gpu_heap(void); /* one for the program */
-/* Until gpu_begin, device arrays begin so many elements after a 64-byte boundary. */
+/* Until gpu_begin, device arrays begin so many elements after a 64-byte boundary; -1 - k: only the
+ * k-th of those made from here on does, by one. */
 void gpu_shift(int elements);
 
 gpu_pair gpu_random(dt_dtype dtype, int64_t n, double lo, double hi); /* integers: truncated */

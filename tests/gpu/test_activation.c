@@ -80,7 +80,7 @@ START_TEST(test_swiglu)
 {
     for (int d = 0; d < GPU_FLOATS; d++)
         for (int s = 0; s < DT_COUNT(sizes); s++)
-            for (int shift = 0; shift < 2; shift++) {
+            for (int shift = -8; shift < 2; shift++) {
                 gpu_begin(_i);
                 gpu_shift(shift);
                 check_swiglu(gpu_float[d], sizes[s], shift);

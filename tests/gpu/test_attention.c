@@ -14,8 +14,9 @@
 /* HIDDEN: positions that leave queries without keys and keys without queries; FAR: so many tiles
  * that they are not looked at in one go; COUNTED: positions without an array. */
 enum { CAUSAL = 1, SHUFFLED = 2, BATCHED = 4, DOCUMENTS = 8, HIDDEN = 16, FAR = 32, COUNTED = 64 };
-enum { BSHD = 128 };     /* heads behind tokens */
-enum { TOGETHER = 256 }; /* counted positions of queries and of keys begin at 0 */
+enum { BSHD = 128 };                  /* heads behind tokens */
+enum { TOGETHER = 256 };              /* counted positions of queries and of keys begin at 0 */
+enum { NEGATIVE = 512, FLAT = 1024 }; /* the factor of scores: below 0, 0 */
 enum { MANY = 1024 * 64 + 100 };
 
 typedef struct kase {
@@ -88,6 +89,7 @@ static void add_marks(job *j)
 static job make(dt_dtype dtype, const kase *c)
 {
     const int64_t nq = c->batch * c->heads * c->queries, nk = c->batch * c->kv_heads * c->keys;
+    const int sign = c->flags & NEGATIVE ? -1 : 1;
     job j = {.c = c,
              .q = gpu_random(dtype, nq * c->dim, -1, 1),
              .k = gpu_random(dtype, nk * c->dim, -1, 1),
@@ -106,7 +108,7 @@ static job make(dt_dtype dtype, const kase *c)
                                 .group = c->group,
                                 .head_lo = c->head_lo,
                                 .kv_lo = c->kv_lo,
-                                .scale = 2 / sqrt(c->dim + 1.0)};
+                                .scale = c->flags & FLAT ? 0 : sign * 2 / sqrt(c->dim + 1.0)};
     j.gpu = j.cpu;
     j.gpu.dtype = dtype;
     add_marks(&j);
@@ -249,6 +251,10 @@ static const kase cases[] = {
     {2, 2, 2, 6, 0, 8, 8, 1, 0, 0, CAUSAL},
     {2, 2, 2, 5, 7, 8, 0, 1, 0, 0, CAUSAL},
     {2, 2, 2, 5, 7, 0, 8, 1, 0, 0, CAUSAL},
+    {2, 4, 2, 70, 90, 16, 24, 2, 0, 0, CAUSAL | NEGATIVE},
+    {2, 4, 2, 70, 90, 16, 24, 2, 0, 0, CAUSAL | FLAT},
+    {2, 2, 1, 40, 67, 16, 12, 2, 0, 0, 0},
+    {2, 2, 1, 40, 67, 12, 16, 2, 0, 0, BSHD},
 };
 
 /* What cuDNN takes, of 16 bits, and what it does not. */

@@ -66,7 +66,8 @@ START_TEST(test_all_pairs)
             gpu_begin(_i);
             dti_cast(all_dtypes[b], host, DT_F64, x, n);
             check(all_dtypes[a], all_dtypes[b], n, host, 0);
-            check(all_dtypes[a], all_dtypes[b], n - 3, host, 1);
+            for (int shift = -2; shift < 2; shift++)
+                check(all_dtypes[a], all_dtypes[b], n - 3, host, shift);
             check(all_dtypes[a], all_dtypes[b], 0, host, 0);
             check(all_dtypes[a], all_dtypes[b], 1, host, 0);
             gpu_end();

@@ -38,12 +38,12 @@ START_TEST(test_blocks)
         {.global = {2, {100, 40000}}, .local = {2, {1, 40000}}, .first_sample = 200000}};
     for (int d = 0; d < GPU_FLOATS; d++)
         for (int b = 0; b < DT_COUNT(blocks); b++)
-            for (int k = 0; k < 3; k++) {
+            for (int k = 0; k < 5; k++) {
                 dt_dropout_args a = blocks[b];
                 a.key = dt_key_named(5, "a.b");
-                a.p = k == 0 ? 0.1 : k == 1 ? 1.0 / 3 : 0;
+                a.p = k == 2 ? 0 : k == 1 ? 1.0 / 3 : 0.1;
                 gpu_begin(_i);
-                check(gpu_float[d], a, b, k == 1);
+                check(gpu_float[d], a, b, k < 3 ? k == 1 : 2 - k); /* below 0: x or y alone */
                 gpu_end();
             }
 }

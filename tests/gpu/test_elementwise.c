@@ -37,9 +37,13 @@ START_TEST(test_rows)
             check_rows("add", cpu->add, gpu->add, gpu_float[d], shape[s][0], shape[s][1], false);
             check_rows("mul", cpu->mul, gpu->mul, gpu_float[d], shape[s][0], shape[s][1], false);
             check_rows("add", cpu->add, gpu->add, gpu_float[d], shape[s][0], shape[s][1], true);
-            gpu_shift(1);
-            check_rows("shifted mul", cpu->mul, gpu->mul, gpu_float[d], shape[s][0], shape[s][1],
-                       false);
+            for (int shift = -3; shift < 2; shift++) {
+                static const char *const name[] = {"mul, out alone", "mul, y alone", "mul, x alone",
+                                                   "mul again", "shifted mul"};
+                gpu_shift(shift);
+                check_rows(name[shift + 3], cpu->mul, gpu->mul, gpu_float[d], shape[s][0],
+                           shape[s][1], false);
+            }
             gpu_end();
         }
     }
@@ -133,7 +137,7 @@ START_TEST(test_reduce)
         for (int s = 0; s < DT_COUNT(sizes); s++)
             for (int o = 0; o < DT_COUNT(ops); o++) {
                 gpu_begin(_i);
-                gpu_shift(s % 2);
+                gpu_shift(s % 2 ? 1 : -(s / 2));
                 check_reduce(all_dtypes[d], sizes[s], 1 + (s + o) % 4, ops[o], -1);
                 check_reduce(all_dtypes[d], sizes[s], 9, ops[o], o + 1);
                 gpu_end();

@@ -68,7 +68,7 @@ START_TEST(test_kinds)
                                         .vocab = 50,
                                         .lo = 7,
                                         .hi = s == 5 ? 7 : 41,
-                                        .shift = s == 6},
+                                        .shift = s == 6 ? 1 : -(s % 5)},
                       _i);
 }
 END_TEST

@@ -218,7 +218,8 @@ START_TEST(test_sizes_of_zero)
 }
 END_TEST
 
-/* The table of products is about shapes: other operands, at other places, are used. */
+/* The table of products is about shapes: other operands, at other places, are used; and a longer
+ * way from row to row is another shape. */
 START_TEST(test_shape_again)
 {
     uint32_t state = 3;
@@ -235,6 +236,18 @@ START_TEST(test_shape_again)
                                   .k = 5,
                                   .alpha = 1,
                                   .bias = ""};
+        matmul_check(by_device, p, 0, false, &state);
+    }
+    for (int i = 0; i < 4; i++) {
+        const dt_matmul_args p = {.dtype = DT_F32,
+                                  .dtype_c = DT_F32,
+                                  .batch = 1,
+                                  .m = 3,
+                                  .n = 8,
+                                  .k = 5,
+                                  .ldc = i % 2 ? 12 : 8,
+                                  .stride_c = 64,
+                                  .alpha = 1};
         matmul_check(by_device, p, 0, false, &state);
     }
     for (int i = 0; i < DT_COUNT(between); i++)

@@ -99,6 +99,24 @@ START_TEST(test_shapes)
 }
 END_TEST
 
+/* One array alone that no access of 16 bytes may begin at: x, dy, w, b, y, dx, dw or db. */
+START_TEST(test_alone)
+{
+    for (int d = 0; d < GPU_FLOATS; d++)
+        for (int k = 0; k < 9; k++)
+            check(&(norm_case){.dtype = gpu_float[d],
+                               .rows = 5,
+                               .n = 64,
+                               .centred = true,
+                               .w = true,
+                               .b = true,
+                               .shift = k == 4 ? 0 : -1 - k,
+                               .lo = -2,
+                               .hi = 3},
+                  _i, 1u << 7);
+}
+END_TEST
+
 /* Rows of more elements than a block's registers hold. */
 START_TEST(test_long_rows)
 {
@@ -157,6 +175,7 @@ int main(void)
     TCase *tc = tcase_create("norm");
     tcase_set_timeout(tc, 120);
     tcase_add_loop_test(tc, test_shapes, 0, GPU_ORDERS);
+    tcase_add_loop_test(tc, test_alone, 0, GPU_ORDERS);
     tcase_add_loop_test(tc, test_long_rows, 0, GPU_ORDERS);
     tcase_add_loop_test(tc, test_many_rows, 0, GPU_ORDERS);
     tcase_add_loop_test(tc, test_large_numbers, 0, GPU_ORDERS);

@@ -83,7 +83,7 @@ START_TEST(test_adamw)
     static const dt_dtype grads[] = {DT_F32, DT_BF16, DT_F16},
                           rounded[] = {DT_NDTYPES, DT_BF16, DT_F16};
     adamw_case c[18];
-    for (int shift = 0; shift < 2; shift++) {
+    for (int shift = -5; shift < 2; shift++) { /* below 0: of g, w, m, v or rounded alone */
         gpu_begin(_i);
         for (int i = 0; i < DT_COUNT(c); i++) {
             gpu_shift(i % 5 == 4 ? shift : 0);
@@ -138,6 +138,34 @@ START_TEST(test_adamw_long)
 }
 END_TEST
 
+/* Every number of a launch is of all its tensors: one that differs in one goes apart. */
+START_TEST(test_adamw_unlike)
+{
+    adamw_case c[15];
+    dt_adamw_args cpu[DT_COUNT(c)], gpu[DT_COUNT(c)];
+    gpu_begin(_i);
+    for (int i = 0; i < DT_COUNT(c); i++) {
+        make_case(&c[i], DT_F32, DT_F32, DT_NDTYPES, 50, 0.1);
+        cpu[i] = c[i].cpu;
+        gpu[i] = c[i].gpu;
+        for (int side = 0; side < 2; side++) {
+            dt_adamw_args *a = side ? &gpu[i] : &cpu[i];
+            double *const field[] = {&a->lr,         &a->beta1,       &a->beta2,      &a->eps,
+                                     &a->grad_scale, &a->correction1, &a->correction2};
+            if (i % 2 == 1)
+                *field[i / 2] = 0.3;
+        }
+    }
+    dt_optim_kernels_of(DT_CPU)->adamw(DT_COUNT(c), cpu);
+    const int64_t before = dti_gpu_get_counts().launches;
+    dt_optim_kernels_of(DT_CUDA)->adamw(DT_COUNT(c), gpu);
+    ck_assert_int_eq(dti_gpu_get_counts().launches - before, DT_COUNT(c));
+    for (int i = 0; i < DT_COUNT(c); i++)
+        check_case(&c[i], i, "unlike");
+    gpu_end();
+}
+END_TEST
+
 /* ---- sums of powers ---- */
 
 static void check_powers(double power, int shift)
@@ -171,6 +199,27 @@ START_TEST(test_powers)
 }
 END_TEST
 
+/* More tensors than a launch takes, and one of more blocks than are added up at once. */
+START_TEST(test_powers_many)
+{
+    enum { COUNT = 390, LONG = 257 * 4096 + 3 };
+    dt_power_args cpu[COUNT], gpu[COUNT];
+    gpu_begin(_i);
+    const gpu_pair x = gpu_random(DT_F64, LONG, -3, 3), out = gpu_output(DT_F64, COUNT);
+    for (int i = 0; i < COUNT; i++) {
+        const int64_t n = i == COUNT - 1 ? LONG : 1 + i % 3, at = i == COUNT - 1 ? 0 : 5 * i;
+        cpu[i] = (dt_power_args){DT_F64, n, (double *)x.cpu + at, (double *)out.cpu + i};
+        gpu[i] = (dt_power_args){DT_F64, n, (double *)x.gpu + at, (double *)out.gpu + i};
+    }
+    dt_optim_kernels_of(DT_CPU)->power_sum(COUNT, cpu, 2);
+    dt_optim_kernels_of(DT_CUDA)->power_sum(COUNT, gpu, 2);
+    for (int i = 0; i < COUNT; i++)
+        ck_assert_msg(((double *)out.cpu)[i] > 0, "sum %d", i);
+    gpu_same(&out, 0, "sums of many");
+    gpu_end();
+}
+END_TEST
+
 /* The largest is NaN wherever one is; infinities stay. */
 START_TEST(test_powers_not_finite)
 {
@@ -198,7 +247,9 @@ int main(void)
     TCase *tc = tcase_create("optim");
     tcase_add_loop_test(tc, test_adamw, 0, GPU_ORDERS);
     tcase_add_loop_test(tc, test_adamw_long, 0, GPU_ORDERS);
+    tcase_add_loop_test(tc, test_adamw_unlike, 0, GPU_ORDERS);
     tcase_add_loop_test(tc, test_powers, 0, GPU_ORDERS);
+    tcase_add_loop_test(tc, test_powers_many, 0, GPU_ORDERS);
     tcase_add_loop_test(tc, test_powers_not_finite, 0, GPU_ORDERS);
     suite_add_tcase(suite, tc);
     return gpu_main(suite);

@@ -72,7 +72,9 @@ START_TEST(test_shapes)
                                    .inverse = k & 1,
                                    .bshd = k >= 6,
                                    .scaling = k % 6 / 2,
-                                   .shift = k % 6 == 5},
+                                   .shift = k % 6 == 5  ? 1
+                                            : k % 6 < 2 ? -1 - k % 6
+                                                        : 0},
                       _i);
 }
 END_TEST

@@ -35,7 +35,7 @@ START_TEST(test_sums)
 {
     for (int d = 0; d < GPU_FLOATS; d++)
         for (int s = 0; s < DT_COUNT(shapes); s++)
-            for (int shift = 0; shift < 2; shift++) {
+            for (int shift = -2; shift < 2; shift++) {
                 gpu_begin(_i);
                 check_sum(gpu_float[d], shapes[s], shift);
                 gpu_begin(_i);

@@ -276,6 +276,12 @@ void *sim_dynamic_shared(void)
     return dynamic_shared;
 }
 
+void sim_misaligned(const void *p, size_t bytes)
+{
+    sim_fail("kernel %s: an access of %zu bytes at %p, which is not a multiple of them",
+             block.launch->name, bytes, p);
+}
+
 /* ---- grids ---- */
 
 static void shuffle(std::vector<int> &order)

@@ -29,6 +29,8 @@ const uint64_t *sim_warp_rv(unsigned mask, const uint64_t *value, int op, const 
 unsigned sim_no_activemask(void); /* fails: what it gives depends on the schedule */
 void sim_yield(void);
 void *sim_dynamic_shared(void);
+/* Fail: an access of `bytes` at once. */
+void sim_misaligned(const void *p, size_t bytes) __attribute__((noreturn));
 
 /* Fail unless p is NULL or inside a live allocation of the device that the launch goes to, or at
  * its end. (Pointers inside structures are not looked at: what a kernel does not use of those need

@@ -40,6 +40,14 @@
 
 #define SIM_DYNAMIC_SHARED(T, name) T *const name = static_cast<T *>(sim_dynamic_shared())
 
+/* p, checked for an access of a T at once, as hardware checks it. */
+template <class T> inline T *sim_aligned(T *p)
+{
+    if (reinterpret_cast<uintptr_t>(p) % alignof(T) != 0)
+        sim_misaligned(p, alignof(T));
+    return p;
+}
+
 /* ---- launches ---- */
 
 /* A launch copies its arguments, as CUDA does, until the grid has run. */

@@ -20,6 +20,12 @@ static void write_before(void)
     ck_cuda(cudaDeviceSynchronize());
 }
 
+static void misaligned(void)
+{
+    k_fault("misaligned", 1, x, s);
+    ck_cuda(cudaDeviceSynchronize());
+}
+
 static void static_shared_past(void)
 {
     k_past(1, 64, x, s);
@@ -140,6 +146,7 @@ static void both_shared_at_most(void)
 #define FAULTS(X)           \
     X(write_past)           \
     X(write_before)         \
+    X(misaligned)           \
     X(static_shared_past)   \
     X(dynamic_shared_past)  \
     X(host_reads)           \

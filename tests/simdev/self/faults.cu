@@ -124,6 +124,11 @@ __global__ void write_before(int *out)
     out[threadIdx.x < 63 ? (int)threadIdx.x : -1] = 1;
 }
 
+__global__ void misaligned(int *out)
+{
+    *sim_aligned(reinterpret_cast<int4 *>(out + 1)) = int4{1, 2, 3, 4};
+}
+
 __global__ void static_shared_past(int *out, int n)
 {
     __shared__ int part[64];

@@ -22,6 +22,7 @@
     X(blocks_write_one)      \
     X(not_atomic)            \
     X(write_before)          \
+    X(misaligned)            \
     X(fine)
 
 #ifdef __cplusplus

@@ -51,6 +51,7 @@ static const struct expected {
     {"write_past", ASAN, "AddressSanitizer", "in write_past"},
     {"write_before", PLAIN | TSAN, "(256 bytes) was written 4 bytes before its start", NULL},
     {"write_before", ASAN, "AddressSanitizer", "in write_before"},
+    {"misaligned", ALL, "kernel misaligned: an access of 16 bytes at", NULL},
     {"static_shared_past", ASAN, "index 64 out of bounds", "faults.cu"},
     {"dynamic_shared_past", PLAIN | TSAN, "past its 256 bytes of dynamic shared memory", NULL},
     {"dynamic_shared_past", ASAN, "AddressSanitizer", "in dynamic_shared_past"},
