@@ -58,7 +58,7 @@ template <class Index> bool find_runs(const dt_dropout_args *a, int pack, dropou
     for (int d = last - 1; d >= 0; d--) {
         const int64_t offset = a->offset[d] + (d == 0 ? a->first_sample : 0);
         out->base += (uint64_t)offset * stride;
-        if ((uint64_t)run == stride && out->ndim == 0) {
+        if ((uint64_t)run == stride) {
             run *= a->local.dim[d];
         } else {
             out->size[out->ndim] = divider<Index>(a->local.dim[d]);

@@ -4,6 +4,7 @@
 
 #include "array/array_internal.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 static void check(dt_dtype dtype, dt_dropout_args a, int which, int shift)
@@ -49,12 +50,44 @@ START_TEST(test_blocks)
 }
 END_TEST
 
+/* A number is dropped below p, however close: p is moved to the number of one element, and a
+ * quarter of a unit beyond. */
+START_TEST(test_threshold)
+{
+    const float one = 1;
+    dt_dropout_args a = {.key = dt_key_named(7, "c"), .dtype = DT_F32};
+    a.global = a.local = DT_SHAPE(1);
+    double kept = 0, dropped = 1;
+    while (dropped - kept > 0x1p-30) {
+        float y;
+        a.p = (kept + dropped) / 2;
+        dt_nn_kernels_of(DT_CPU)->dropout(&a, &one, &y);
+        if (y == 0)
+            dropped = a.p;
+        else
+            kept = a.p;
+    }
+    const double number = floor(dropped * 0x1p24) / 0x1p24;
+    for (int k = 0; k < 2; k++) {
+        gpu_begin(_i);
+        a.p = number + k * 0x1p-26;
+        check(DT_F32, a, 100 + k, 0);
+        const gpu_pair x = gpu_values(DT_F32, 1, &one), y = gpu_output(DT_F32, 1);
+        dt_nn_kernels_of(DT_CUDA)->dropout(&a, x.gpu, y.gpu);
+        const float want = k ? 0 : (float)(1 / (1 - a.p));
+        gpu_bits(&y, &want, "one at p %d", k);
+        gpu_end();
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("gpu dropout");
     TCase *tc = tcase_create("dropout");
     tcase_set_timeout(tc, 120);
     tcase_add_loop_test(tc, test_blocks, 0, GPU_ORDERS);
+    tcase_add_loop_test(tc, test_threshold, 0, GPU_ORDERS);
     suite_add_tcase(suite, tc);
     return gpu_main(suite);
 }
