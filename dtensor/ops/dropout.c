@@ -49,11 +49,10 @@ dt_tensor *(dt_dropout)(dt_tape *t, dt_tensor *x, double p)
         (void)dt_tape_fail(t, DT_ERROR(DT_ERR_ARG, "dropout: p is %g, must be in [0, 1)", p));
         return dt_tape_failed(t);
     }
-    const int ordinal =
-        dt_tape_next_ordinal(t); /* also for p = 0, so that the others keep theirs */
     const dt_tape_options *o = dt_tape_get_options(t);
     if (p == 0 || o->no_dropout)
-        return x;
+        return x; /* and costs no look through the tape's dropouts */
+    const int ordinal = dt_tape_next_ordinal(t);
     dti_dropout_attributes attr = {
         .key = dt_key_named(o->seed, dt_tape_path(t)), .first_sample = o->first_sample, .p = p};
     attr.key = dt_key_fold(dt_key_fold(attr.key, (uint64_t)o->step), (uint64_t)ordinal);

@@ -138,18 +138,20 @@ static dt_status body(dt_world *world, void *arg)
     return DT_OK;
 }
 
+static void run_job(job j)
+{
+    *j.outcome = (outcome){0};
+    test_ranks(j.c->dp * j.c->tp, body, &j);
+}
+
 static void run(const model_case *c, outcome *o)
 {
-    job j = {.c = c, .outcome = o};
-    *o = (outcome){0};
-    test_ranks(c->dp * c->tp, body, &j);
+    run_job((job){.c = c, .outcome = o});
 }
 
 static void run_hooked(const model_case *c, outcome *o)
 {
-    job j = {.c = c, .outcome = o, .hooks = true};
-    *o = (outcome){0};
-    test_ranks(c->dp * c->tp, body, &j);
+    run_job((job){.c = c, .outcome = o, .hooks = true});
 }
 
 static void near(const outcome *a, const outcome *b, double limit)
